@@ -34,9 +34,7 @@ def shared_traces() -> Path:
 
 
 @pytest.fixture(scope="session")
-def unpacked(
-    shared_traces: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def unpacked(shared_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``unpacked("h200/tp")`` or ``unpacked("public/r2021...")``: path of the unpacked export (do not write to it)."""
     folder = tmp_path_factory.mktemp("traces")
 
