@@ -1,0 +1,434 @@
+"""Every table that leaves this package: its columns, types, units and meaning, and how a frame is checked.
+
+The names here are a contract: the JSON document, the CSV files, the README and the tests are made from them.
+Integers are ``Int64``, times are nanoseconds on the run's common axis, null means *unknown* and is never 0.
+The definitions behind the numbers are in ``docs/definitions.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from nsysddp.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+INT = pl.Int64()
+FLOAT = pl.Float64()
+TEXT = pl.String()
+FLAG = pl.Boolean()
+
+CLASSES = ("communication", "spin", "compute", "memory", "graph")
+"""What a GPU event can be; each event is exactly one of these."""
+
+CLASS = pl.Enum(list(CLASSES))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: name, polars type, what it says (with its unit where the name does not tell)."""
+
+    name: str
+    dtype: pl.DataType
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its name, what one row is, and its columns in order."""
+
+    name: str
+    row: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The column names in order."""
+        return [column.name for column in self.columns]
+
+    @property
+    def dtypes(self) -> dict[str, pl.DataType]:
+        """Column name to polars type, in order."""
+        return {column.name: column.dtype for column in self.columns}
+
+    def empty(self) -> pl.DataFrame:
+        """A frame of this table without rows."""
+        return pl.DataFrame(schema=self.dtypes)
+
+    def frame(self, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+        """A checked frame from row mappings; keys that are absent become null.
+
+        Raises:
+            AnalysisError: if a row has a key that the table does not know.
+        """
+        unknown = {key for row in rows for key in row} - set(self.names)
+        if unknown:
+            raise AnalysisError(f"table {self.name} has no column {sorted(unknown)}")
+        complete = [{name: row.get(name) for name in self.names} for row in rows]
+        return pl.DataFrame(complete, schema=self.dtypes, orient="row")
+
+    def check(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with exactly this table's columns in order and types.
+
+        Raises:
+            AnalysisError: if a column is missing or cannot be cast without loss.
+        """
+        missing = set(self.names) - set(frame.columns)
+        if missing:
+            raise AnalysisError(f"table {self.name} lacks {sorted(missing)}")
+        return frame.select(pl.col(name).cast(dtype) for name, dtype in self.dtypes.items())
+
+
+def _table(name: str, row: str, columns: Iterable[tuple[str, pl.DataType, str]]) -> Table:
+    return Table(name, row, tuple(Column(*column) for column in columns))
+
+
+_RANK = ("rank", INT, "rank number in the run")
+_STEP = ("step", TEXT, "name of the step range; null for the whole capture")
+
+RANK = _table(
+    "rank",
+    "one rank: one (process, device) that ran GPU work",
+    [
+        _RANK,
+        ("rank_source", TEXT, "where the number comes from: marker, environment, file_name or inferred"),
+        ("report", TEXT, "base name of the report"),
+        ("host", TEXT, "stable alias of the host (host-1, ...)"),
+        ("pid", INT, "process id on its host"),
+        ("device", INT, "CUDA ordinal inside that process"),
+        ("gpu_uuid", TEXT, "UUID of the physical GPU; null if the export does not say"),
+        ("gpu_name", TEXT, "product name of the physical GPU; null if the export does not say"),
+        ("world_size", INT, "ranks of the job as it said itself (marker or environment); null if it did not"),
+        ("clock_offset_ns", INT, "added to this report's anchored times to align it with the others"),
+        (
+            "clock_residual_ns",
+            INT,
+            "median absolute deviation left after alignment; null if nothing could be compared",
+        ),
+        ("clock_method", TEXT, "shared, anchor, collectives or none"),
+        ("kernels", INT, "kernels executed"),
+        ("first_ns", INT, "start of the first GPU event"),
+        ("last_ns", INT, "end of the last GPU event"),
+    ],
+)
+
+OVERLAP = _table(
+    "overlap",
+    "one rank and window (a step, or the whole capture)",
+    [
+        _RANK,
+        ("pid", INT, "process id on its host"),
+        ("device", INT, "CUDA ordinal inside that process"),
+        _STEP,
+        ("step_index", INT, "0-based order of the step; null for the whole capture"),
+        ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest"),
+        ("window_ns", INT, "|W|"),
+        ("compute_ns", INT, "|P|, compute and spin kernels"),
+        ("spin_ns", INT, "|spin|, contained in compute_ns"),
+        ("communication_ns", INT, "|C|"),
+        ("hidden_communication_ns", INT, "|C & P|"),
+        ("exposed_communication_ns", INT, "|C - P|"),
+        ("hidden_transfer_ns", INT, "transfer part of C under P: what overlap really saved"),
+        ("hidden_wait_ns", INT, "wait for later ranks under P"),
+        ("exposed_transfer_ns", INT, "transfer part of C - P"),
+        ("exposed_wait_ns", INT, "wait part of C - P: load imbalance, not network"),
+        ("hidden_unsplit_ns", INT, "part of C & P without a valid match or with unusable clocks"),
+        ("exposed_unsplit_ns", INT, "part of C - P without a valid match or with unusable clocks"),
+        ("exposed_memory_ns", INT, "|M - P - C|, copies and memsets alone"),
+        ("p2p_copy_ns", INT, "|peer-to-peer copies|, contained in M"),
+        ("graph_ns", INT, "|G - P - C - M|, whole-graph spans of unknown content"),
+        ("idle_ns", INT, "|W - P - C - M - G|"),
+        (
+            "tail_communication_ns",
+            INT,
+            "communication after the last backward compute; null without backward",
+        ),
+        ("tail_wait_ns", INT, "wait inside the tail"),
+        ("tail_transfer_ns", INT, "transfer inside the tail"),
+        ("overlap_ratio", FLOAT, "hidden / communication; null when communication is 0"),
+        ("kernels", INT, "kernels launched in the step (by launch, not by time)"),
+        ("collectives", INT, "collective kernels launched in the step"),
+    ],
+)
+
+PHASE = _table(
+    "phase",
+    "one phase range of one step on one rank",
+    [
+        _RANK,
+        _STEP,
+        ("phase", TEXT, "forward, backward, optimizer, data or a name given by --phase-pattern"),
+        ("host_start_ns", INT, "start of the host range"),
+        ("host_end_ns", INT, "end of the host range"),
+        ("gpu_start_ns", INT, "first start of the GPU events launched in it; null if none"),
+        ("gpu_end_ns", INT, "last end of the GPU events launched in it; null if none"),
+        ("compute_ns", INT, "|compute and spin events launched in it|"),
+        ("communication_ns", INT, "|communication events launched in it|"),
+        ("exposed_communication_ns", INT, "the part of that under no compute of the device"),
+        ("kernels", INT, "kernels launched in it"),
+    ],
+)
+
+COLLECTIVE = _table(
+    "collective",
+    "one collective on one rank (one kernel; grouped operations share a kernel)",
+    [
+        ("collective_id", INT, "equal on all ranks of a matched collective; null where unmatched"),
+        _RANK,
+        ("kind", TEXT, "all_reduce, all_gather, reduce_scatter, broadcast, ..., or unknown"),
+        ("communicator", TEXT, "NCCL's communicator id in hex; null without payloads"),
+        ("sequence", INT, "number of the operation in its communicator since the capture began"),
+        ("group_size", INT, "ranks in the communicator; null if it cannot be known"),
+        ("bytes", INT, "message size by the rule of its kind; null without payloads"),
+        ("stream", INT, "CUDA stream inside the process"),
+        ("start_ns", INT, "start of the kernel"),
+        ("end_ns", INT, "end of the kernel"),
+        ("ready_ns", INT, "latest start over the ranks; null where unmatched or the clocks cannot tell"),
+        ("wait_ns", INT, "min(ready, end) - start"),
+        ("transfer_ns", INT, "end - min(ready, end)"),
+        ("hidden_ns", INT, "the part of the kernel under compute of its device"),
+        ("exposed_ns", INT, "the part under no compute"),
+        ("algbw_gbps", FLOAT, "bytes / shortest kernel over the ranks, decimal GB/s"),
+        ("busbw_gbps", FLOAT, "algbw x the nccl-tests factor of its kind"),
+        ("last_rank", INT, "the rank that arrived last"),
+        ("match", TEXT, "sequence, order, or unmatched:REASON"),
+        _STEP,
+        ("phase", TEXT, "phase in which it was launched; null if none or unknown"),
+        ("kernel", TEXT, "kernel name"),
+    ],
+)
+
+KERNEL_CLASS = _table(
+    "kernel_class",
+    "one kernel name on one rank",
+    [
+        _RANK,
+        ("name", TEXT, "kernel name"),
+        ("class", TEXT, "communication, spin or compute"),
+        ("rule", TEXT, "the rule that decided; 'unclassified' where none matched (taken as compute)"),
+        ("count", INT, "executions"),
+        ("total_ns", INT, "sum of the durations"),
+        ("median_ns", INT, "median duration, rounded down"),
+        (
+            "hidden_ns",
+            INT,
+            "sum over its executions of the time beside the other side: communication under compute, "
+            "compute beside communication",
+        ),
+    ],
+)
+
+MEMORY = _table(
+    "memory",
+    "one kind of copy or memset on one rank in one step (by launch)",
+    [
+        _RANK,
+        _STEP,
+        ("operation", TEXT, "memcpy HtoD, memcpy DtoH, memset, ..."),
+        ("count", INT, "operations"),
+        ("bytes", INT, "bytes moved or set"),
+        ("total_ns", INT, "|operations|"),
+        ("exposed_ns", INT, "the part under neither compute nor communication"),
+    ],
+)
+
+STRAGGLER = _table(
+    "straggler",
+    "one rank in one step: how often it was the last to arrive, and what that cost the others",
+    [
+        _RANK,
+        _STEP,
+        ("collectives", INT, "matched collectives of the step"),
+        ("collectives_last", INT, "of those, where this rank arrived last"),
+        ("arrival_skew_sum_ns", INT, "sum over those of (this rank's start - the earliest start)"),
+        ("arrival_skew_max_ns", INT, "largest of those"),
+        ("imposed_wait_ns", INT, "wait of all other ranks in the collectives where it was last"),
+        ("first_phase", TEXT, "first phase of the step in which it fell behind; null if no phases are known"),
+    ],
+)
+
+OUTSIDE_STEPS = _table(
+    "outside_steps",
+    "one class of GPU events on one rank outside every step window",
+    [
+        _RANK,
+        ("class", TEXT, "communication, spin, compute, memory or graph"),
+        ("count", INT, "events that lie at least partly outside every window"),
+        ("total_ns", INT, "|events of the class| outside every window"),
+    ],
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (RANK, OVERLAP, PHASE, COLLECTIVE, KERNEL_CLASS, MEMORY, STRAGGLER, OUTSIDE_STEPS)
+}
+"""The tables of `nsysddp analyze`, in the order in which they are written."""
+
+# --- frames of a Trace -------------------------------------------------------------------------------------
+
+EVENTS = _table(
+    "events",
+    "one GPU event, ordered by rank, start, end, stream, name, correlation",
+    [
+        ("rank", pl.Int32(), "rank number"),
+        ("class", CLASS, "what it is"),
+        ("start_ns", INT, "start"),
+        ("end_ns", INT, "end, not before start"),
+        ("name", pl.Int32(), "row of the names frame"),
+        ("context", pl.Int32(), "CUDA context inside the process"),
+        ("stream", pl.Int32(), "CUDA stream inside the process"),
+        ("correlation", INT, "id of its launch call inside the process; -1 if none"),
+        ("in_graph", FLAG, "a node of a CUDA graph: its stream and launch say nothing about order"),
+        ("bytes", INT, "bytes of a copy or memset; null otherwise"),
+    ],
+)
+
+NAMES = _table(
+    "names",
+    "one distinct name of a GPU event (row number = EVENTS.name)",
+    [
+        ("text", TEXT, "kernel name, or the operation of a copy or memset"),
+        ("class", CLASS, "class of its events unless a launch says otherwise"),
+        ("rule", TEXT, "the rule that decided, or 'unclassified'"),
+        ("kind", TEXT, "collective kind that the name tells; null if it does not"),
+    ],
+)
+
+LAUNCHES = _table(
+    "launches",
+    "launch call of the event in the same row of EVENTS (null: no launch row)",
+    [
+        ("launch_ns", INT, "start of the call"),
+        ("launch_end_ns", INT, "end of the call"),
+        ("thread", pl.Int32(), "id of the calling thread inside its process"),
+    ],
+)
+
+RANGES = _table(
+    "ranges",
+    "one NVTX range that names a step, a phase, or a mark or bucket of ours, per process and thread",
+    [
+        ("process", pl.Int32(), "row of the processes frame"),
+        ("thread", INT, "id of the thread that opened it"),
+        ("start_ns", INT, "start"),
+        ("end_ns", INT, "end; equal to start for a mark"),
+        ("text", TEXT, "name"),
+        ("style", TEXT, "push_pop, start_end or mark"),
+    ],
+)
+
+OPERATIONS = _table(
+    "operations",
+    "one NCCL call that its NVTX domain recorded, per process and thread",
+    [
+        ("process", pl.Int32(), "row of the processes frame"),
+        ("thread", INT, "calling thread"),
+        ("start_ns", INT, "start of the call"),
+        ("end_ns", INT, "end of the call"),
+        ("call", TEXT, "ncclAllReduce, ncclGroupEnd, ..."),
+        ("communicator", TEXT, "communicator id in hex; null without payload"),
+        ("bytes", INT, "message size field of the payload; null without"),
+        ("reduction", TEXT, "reduction operation; null if none"),
+        ("root", INT, "root rank; null if none"),
+        ("peer", INT, "peer rank of a send or receive; null if none"),
+        ("ranks", INT, "number of ranks, where the call creates a communicator"),
+        ("own_rank", INT, "rank in the communicator, where the call creates it"),
+    ],
+)
+
+COLLECTIVES = _table(
+    "collectives",
+    "one communication event with the operation it carries and its counterpart on other ranks",
+    [
+        ("event", INT, "row of EVENTS"),
+        ("collective_id", INT, "equal on all ranks of a matched collective; null where unmatched"),
+        ("kind", TEXT, "collective kind"),
+        ("communicator", TEXT, "communicator id in hex; null if unknown"),
+        ("sequence", INT, "number in its communicator since the capture began"),
+        ("group_size", INT, "ranks in the communicator; null if unknown"),
+        ("bytes", INT, "message size by the rule of its kind; null if unknown"),
+        ("match", TEXT, "sequence, order, or unmatched:REASON"),
+        (
+            "ready_peers",
+            pl.List(pl.Int64()),
+            "send/receive: rows of EVENTS it waits for; null for collectives",
+        ),
+    ],
+)
+
+CALLS = _table(
+    "calls",
+    "one CUDA runtime or driver call",
+    [
+        ("process", pl.Int32(), "row of the processes frame"),
+        ("thread", INT, "calling thread"),
+        ("start_ns", INT, "start"),
+        ("end_ns", INT, "end"),
+        ("name", TEXT, "API name without its version suffix"),
+        ("correlation", INT, "id that links it to GPU events of the process; -1 if none"),
+    ],
+)
+
+RECORDS = _table(
+    "records",
+    "one cudaEventRecord",
+    [
+        ("process", pl.Int32(), "row of the processes frame"),
+        ("context", INT, "context"),
+        ("stream", INT, "stream whose last work the event stands for"),
+        ("correlation", INT, "its call; -1 if none"),
+        ("event_id", INT, "CUDA event (reused)"),
+        ("sync_id", INT, "joins with SYNCS.sync_id inside the process; null in old exports"),
+    ],
+)
+
+SYNCS = _table(
+    "syncs",
+    "one synchronisation row: a stream wait, or a call that blocks the host",
+    [
+        ("process", pl.Int32(), "row of the processes frame"),
+        ("start_ns", INT, "start"),
+        ("end_ns", INT, "end"),
+        ("context", INT, "context"),
+        ("stream", INT, "stream that waits, or that is waited for"),
+        ("correlation", INT, "its call; -1 if none"),
+        ("type", INT, "1 event, 2 stream wait, 3 stream, 4 context (CUPTI's syncType)"),
+        ("event_id", INT, "CUDA event (reused)"),
+        ("sync_id", INT, "joins with RECORDS.sync_id inside the process; null if none"),
+    ],
+)
+
+PROCESSES = _table(
+    "processes",
+    "one profiled process",
+    [
+        ("process", pl.Int32(), "row number"),
+        ("report", INT, "row of the inputs"),
+        ("pid", INT, "process id on its host"),
+        ("host", TEXT, "stable alias of the host"),
+    ],
+)
+
+SHAPES = _table(
+    "shapes",
+    "launch shape of the event in the same row of EVENTS (null for copies and graphs)",
+    [
+        ("grid", TEXT, "grid dimensions as XxYxZ"),
+        ("block", TEXT, "block dimensions as XxYxZ"),
+    ],
+)
+
+METRICS = _table(
+    "metrics",
+    "one sampled GPU metric",
+    [
+        ("rank", pl.Int32(), "rank whose physical GPU was sampled"),
+        ("time_ns", INT, "time of the sample"),
+        ("metric", TEXT, "name of the metric"),
+        ("value", FLOAT, "value, in % where the name says so"),
+    ],
+)

@@ -1,0 +1,133 @@
+"""A run as validated frames: what happened on every rank, on one time axis, and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.errors import AnalysisError
+from nsysddp.intervals import Intervals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsysddp.result import Warning
+
+
+@dataclass(frozen=True)
+class Input:
+    """One report as it was read.
+
+    Attributes:
+        name: base name of the file.
+        sha256: hash of the file's bytes as given (compressed files: of the compressed bytes).
+        nsys_version: product version that wrote the export; None if the export does not say.
+        schema: export schema version; None if the export does not say.
+        graph_mode: ``node``, ``graph`` or None: how CUDA graphs were traced.
+        tables: tables with at least one row.
+        capabilities: what can be answered from it (see ``ingest.report``).
+        start_epoch_ns: UTC of the session start; None if unknown.
+        diagnostics: messages of severity >= 2 that nsys left, without paths.
+    """
+
+    name: str
+    sha256: str
+    nsys_version: str | None
+    schema: str | None
+    graph_mode: str | None
+    tables: frozenset[str]
+    capabilities: frozenset[str]
+    start_epoch_ns: int | None
+    diagnostics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The frames of one run; see ``schema`` for each frame's columns.
+
+    ``launches``, ``shapes``, ``calls``, ``records``, ``syncs`` and ``metrics`` are None unless they were
+    asked for when loading: *not read* is not the same as *empty*.
+
+    Attributes:
+        ranks: one row per rank (``schema.RANK``), ordered by rank.
+        processes: ``schema.PROCESSES``.
+        events: ``schema.EVENTS``, ordered; the slice of one rank is contiguous.
+        names: ``schema.NAMES``.
+        ranges: ``schema.RANGES``: steps, phases, marks and buckets by their NVTX ranges.
+        operations: ``schema.OPERATIONS``: NCCL calls.
+        collectives: ``schema.COLLECTIVES``: matched communication events.
+        launches: ``schema.LAUNCHES``, row by row with events.
+        shapes: ``schema.SHAPES``, row by row with events.
+        calls: ``schema.CALLS``.
+        records: ``schema.RECORDS``.
+        syncs: ``schema.SYNCS``.
+        metrics: ``schema.METRICS``.
+        inputs: the reports.
+        warnings: what reading had to leave out or infer.
+        assumptions: what reading took for granted.
+        process_of_rank: rank to row of ``processes``.
+    """
+
+    ranks: pl.DataFrame
+    processes: pl.DataFrame
+    events: pl.DataFrame
+    names: pl.DataFrame
+    ranges: pl.DataFrame
+    operations: pl.DataFrame
+    collectives: pl.DataFrame
+    inputs: tuple[Input, ...]
+    process_of_rank: dict[int, int]
+    launches: pl.DataFrame | None = None
+    shapes: pl.DataFrame | None = None
+    calls: pl.DataFrame | None = None
+    records: pl.DataFrame | None = None
+    syncs: pl.DataFrame | None = None
+    metrics: pl.DataFrame | None = None
+    warnings: tuple[Warning, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    _cache: dict[tuple[int, frozenset[str]], Intervals] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @cached_property
+    def rank_numbers(self) -> list[int]:
+        """All ranks in ascending order."""
+        return self.ranks["rank"].to_list()
+
+    @cached_property
+    def _bounds(self) -> dict[int, tuple[int, int]]:
+        ranks = self.events["rank"].to_numpy()
+        wanted = np.asarray(self.rank_numbers, dtype=ranks.dtype)
+        first = np.searchsorted(ranks, wanted, side="left")
+        last = np.searchsorted(ranks, wanted, side="right")
+        return {int(rank): (int(a), int(b)) for rank, a, b in zip(wanted, first, last, strict=True)}
+
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """First and one-past-last row of the rank in ``events`` (and ``launches``, ``shapes``)."""
+        if rank not in self._bounds:
+            raise AnalysisError(f"there is no rank {rank} in this trace")
+        return self._bounds[rank]
+
+    def events_of(self, rank: int) -> pl.DataFrame:
+        """The rank's events, a zero-copy slice in order of start."""
+        first, last = self.rows_of(rank)
+        return self.events.slice(first, last - first)
+
+    def union(self, rank: int, classes: Iterable[str]) -> Intervals:
+        """The union of the rank's events of the given classes, as disjoint ordered intervals.
+
+        Zero-length events take no part (definitions). Computed once per rank and set of classes.
+        """
+        key = (rank, frozenset(classes))
+        if key not in self._cache:
+            events = self.events_of(rank)
+            chosen = events["class"].is_in(list(key[1]))
+            part = events.filter(chosen) if not chosen.all() else events
+            self._cache[key] = Intervals.union_of(
+                part["start_ns"].to_numpy(), part["end_ns"].to_numpy(), is_sorted=True
+            )
+        return self._cache[key]
