@@ -18,9 +18,9 @@ or, in the notation of the case list (``K sN[a,b)``; c = NCCL all-reduce, g = co
         rank 1 | host "step 0"[0,100)   s7 g[0,50)            s17 c[40,80)
     ''')
 
-Times are in ``unit`` (ms, us or ns) since session start. A launch call, unless told otherwise, begins where its
-GPU event begins and lasts a thousandth of the unit (at least 1 ns). Everything can be overridden: ``launched=t``
-or ``launched=(a, b)`` moves the call, ``launched=None`` leaves the runtime row out, and
+Times are in ``unit`` (ms, us or ns) since session start. A launch call, unless told otherwise, begins where
+its GPU event begins and lasts a thousandth of the unit (at least 1 ns). Everything can be overridden:
+``launched=t`` or ``launched=(a, b)`` moves the call, ``launched=None`` leaves the runtime row out, and
 ``export.row(table, **columns)`` writes any row at all.
 """
 
@@ -170,7 +170,8 @@ def nccl_blob(
 ) -> bytes:
     """An NCCL payload as NVTX_EVENTS.binaryData holds it.
 
-    Four u64 (count, schema id, payload size, header size), then the payload. ``padding`` fills the bytes behind the last field, which hold garbage in real exports.
+    Four u64 (count, schema id, payload size, header size), then the payload. ``padding`` fills the bytes
+    behind the last field, which hold garbage in real exports.
     """
     schema_id, size, entries = NCCL_PAYLOADS[operation]
     payload = bytearray(padding.to_bytes(1, "little") * size)
@@ -188,7 +189,7 @@ def nccl_blob(
 
 
 class Export:
-    """One nsys export being drawn; ``rows`` (table -> list of column dicts) may be edited before ``write``."""
+    """One nsys export being drawn; ``rows`` (table -> column dicts) may be edited before ``write``."""
 
     def __init__(
         self,
@@ -288,7 +289,7 @@ class Export:
             self.row("GPU_METRICS", timestamp=self.ns(at), typeId=type_id, metricId=metric, value=value)
 
     def plant_secret(self, secret: str) -> None:
-        """Put a sentinel wherever a capture keeps private text: environment, command, streams, files, paths."""
+        """Put a sentinel wherever a capture keeps private text: environment, command, files, paths."""
         pid = self.processes[0].global_pid if self.processes else global_pid(1)
         for name, value in {
             "PROCESS_0:ENVIRONMENT_VARIABLE": f'API_TOKEN="{secret}"',
@@ -333,9 +334,9 @@ class Export:
     ) -> Process:
         """Add a process whose events run on CUDA ordinal ``device``.
 
-        ``gpu`` is the physical GPU behind the ordinal (default: the same number; under CUDA_VISIBLE_DEVICES every
-        process has ``device=0`` and its own ``gpu``). ``gpus`` maps ordinals to physical GPUs for a process that
-        uses several. ``env`` goes where nsys keeps the environment of the n-th launched process.
+        ``gpu`` is the physical GPU behind the ordinal (default: the same number; under CUDA_VISIBLE_DEVICES
+        every process has ``device=0`` and its own ``gpu``). ``gpus`` maps ordinals to physical GPUs for a
+        process that uses several. ``env`` goes where nsys keeps the environment of the n-th launched process.
         """
         pid = 100 + len(self.processes) if pid is None else pid
         mapping = dict(gpus) if gpus is not None else {device: device if gpu is None else gpu}
@@ -378,9 +379,9 @@ class Export:
         """Draw ranks line by line and return the processes in rank order.
 
         ``rank R |`` names the R-th process (added when missing). ``sN`` chooses a stream for what follows,
-        ``K sN[a,b)`` for one event; after ``host``, ``NAME[a,b)`` are push/pop ranges of the main thread until the
-        next ``sN``. ``K`` is ``c`` (NCCL all-reduce), ``g`` (gemm), ``spin``, ``memset``, ``memcpy``, ``graph``, or
-        any other word: a kernel of that name.
+        ``K sN[a,b)`` for one event; after ``host``, ``NAME[a,b)`` are push/pop ranges of the main thread
+        until the next ``sN``. ``K`` is ``c`` (NCCL all-reduce), ``g`` (gemm), ``spin``, ``memset``,
+        ``memcpy``, ``graph``, or any other word: a kernel of that name.
         """
         token = re.compile(
             r"""(?P<name>"[^"]+"|[^\s"\[|]+)(?:\s+s(?P<own>\d+))?\[(?P<a>[^,\]]+),(?P<b>[^)]+)\)"""
@@ -528,7 +529,7 @@ class Process:
         correlation: int | None = None,
         result: int = 0,
     ) -> int:
-        """A CUDA API call (of the driver unless its name begins with ``cuda``) without GPU work of its own."""
+        """A CUDA API call (the driver's unless named ``cuda...``) without GPU work of its own."""
         if correlation is None:
             correlation = self.next_correlation
             self.next_correlation += 1
@@ -558,9 +559,10 @@ class Process:
     ) -> None:
         """An NVTX range, ``push`` (push/pop) or ``start_end``, which ``end_thread`` may end.
 
-        ``end`` None: never closed. ``registered`` keeps the name in ``textId`` instead of ``text``; ``domain`` names another NVTX domain.
+        ``end`` None: never closed. ``registered`` keeps the name in ``textId`` instead of ``text``;
+        ``domain`` names another NVTX domain.
         """
-        named = {"textId": self.export.string(name)} if registered else {"text": name}
+        named: dict[str, Any] = {"textId": self.export.string(name)} if registered else {"text": name}
         if kind == "start_end":
             ranges = [r for r in self.export.rows.get("NVTX_EVENTS", ()) if r["eventType"] == NVTX_START_END]
             named |= {
@@ -748,7 +750,7 @@ class Process:
     def graph_nodes(
         self, launched: Span, kernels: Sequence[tuple[str, int, Span]], *, thread: int | None = None
     ) -> int:
-        """A CUDA graph traced by nodes: one launch call, whose id all kernels ``(name, stream, at)`` share."""
+        """A CUDA graph traced by nodes: one call, whose id all kernels ``(name, stream, at)`` share."""
         correlation = self.call("cudaGraphLaunch_v10000", launched, thread=thread)
         for index, (name, stream, at) in enumerate(kernels):
             node = (2 << 32) + index
@@ -849,7 +851,7 @@ class Process:
         context: int = 1,
         **payload: Any,
     ) -> int:
-        """A collective, send or receive: its kernel, its launch, and NCCL's range with the payload around the launch.
+        """A collective, send or receive: kernel, launch, and NCCL's range with the payload around the launch.
 
         ``payload``: bytes, communicator, op, root, peer, padding; ``payload=False`` leaves the blob out.
         """
@@ -958,7 +960,7 @@ class Process:
         thread: int | None = None,
         row: bool | None = None,
     ) -> int:
-        """A blocking call of the host (``device``, ``stream``, ``event``), or ``query``, which does not block.
+        """A blocking call (``device``, ``stream``, ``event``) or a ``query``, which does not block.
 
         ``row`` says whether CUPTI's synchronisation row is there (default: as in real exports).
         """
