@@ -1,7 +1,7 @@
 """The Reducer model against real DistributedDataParallel: two gloo ranks run hundreds of generated models.
 
-Run as a script this file is one of the two ranks; as a test module it starts both once and compares what they saw
-(every gradient that got ready and every bucket that was launched, in host order) with what the model says.
+Run as a script this file is one of the two ranks; as a test module it starts both once and compares what they
+saw (every gradient that got ready and every bucket that was launched, in host order) with what the model says.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from nsysddp.ddp.reducer import (
     UnfinishedReduction,
     initial_layout,
     rebuilt_layout,
+    schedule,
 )
+from nsysddp.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
@@ -109,15 +112,17 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     for iteration in case["iterations"]:
         events.clear()
         error = None
+        context = nullcontext() if iteration["synchronise"] else model.no_sync()
+        profiler = torch.profiler.profile() if case.get("profile") else nullcontext()
         try:
-            if iteration["synchronise"]:
+            with context, profiler:
                 model(iteration["use_order"][rank]).backward()
-            else:
-                with model.no_sync():
-                    model(iteration["use_order"][rank]).backward()
         except RuntimeError as caught:
             error = str(caught)
         iterations.append({"events": list(events), "error": error})
+        if case.get("profile"):
+            names = [event.name for event in profiler.events()]
+            iterations[-1]["all_reduces"] = names.count("c10d::allreduce_")
         if error:
             break
     logged = model._get_ddp_logging_data()
@@ -130,12 +135,40 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def generate_cases() -> list[dict[str, Any]]:
     rng = random.Random(20)
-    makers = [plain_case, static_case, dynamic_case, no_sync_case, undetected_case, changed_graph_case]
-    cases = [maker(rng) for maker in makers for _ in range(60)]
+    makers = [
+        plain_case,
+        ranks_differ_case,
+        static_case,
+        static_no_sync_case,
+        dynamic_case,
+        no_sync_case,
+        undetected_case,
+        changed_graph_case,
+    ]
+    cases = [maker(rng) for maker in makers for _ in range(50)]
+    parameters = [[100, "float32", False]] * 5
+    orders = [[0, 1, 2, 3]] * 3
+    for name, ddp in PROFILED.items():
+        used = [[*order, 4] for order in orders] if name == "plain" else orders
+        ddp = ddp | {"bucket_cap_mb": 800 / MIB}
+        cases.append(case_of("profiled", parameters, ddp, used, name=name, profile=True))
+    starts_in_no_sync = {"static_graph": True}
+    cases.append(
+        case_of("unsupported", parameters, starts_in_no_sync, orders, synchronise=[False, True, True])
+    )
     return cases + known_cases()
 
 
-def case_of(kind: str, parameters: list[Any], ddp: dict[str, Any], orders: list[Any], **more: Any) -> dict[str, Any]:
+PROFILED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dynamic": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+}
+
+
+def case_of(
+    kind: str, parameters: list[Any], ddp: dict[str, Any], orders: list[Any], **more: Any
+) -> dict[str, Any]:
     """``orders`` holds for each iteration the order of use, of both ranks or of each."""
     synchronise = more.pop("synchronise", [True] * len(orders))
     iterations = [
@@ -181,6 +214,20 @@ def plain_case(rng: random.Random) -> dict[str, Any]:
     return case_of("plain", parameters, random_caps(rng), orders, small_last_bucket=small_last)
 
 
+def ranks_differ_case(rng: random.Random) -> dict[str, Any]:
+    parameters = random_parameters(rng, sparse=False)
+    everything = range(len(parameters))
+    orders = [[shuffled(rng, everything) for _ in range(WORLD_SIZE)] for _ in range(2)]
+    return case_of("ranks_differ", parameters, random_caps(rng), orders)
+
+
+def static_no_sync_case(rng: random.Random) -> dict[str, Any]:
+    case = static_case(rng)
+    for iteration in case["iterations"][1:]:
+        iteration["synchronise"] = rng.random() < 0.6
+    return case | {"kind": "static_no_sync"}
+
+
 def static_case(rng: random.Random) -> dict[str, Any]:
     parameters = random_parameters(rng, sparse=False)
     used = rng.sample(range(len(parameters)), rng.randint(1, len(parameters)))
@@ -222,7 +269,9 @@ def changed_graph_case(rng: random.Random) -> dict[str, Any]:
     everything = range(len(parameters))
     some = rng.sample(everything, rng.randint(1, len(parameters) - 1))
     before, after = (some, list(everything)) if rng.random() < 0.5 else (list(everything), some)
-    orders = [shuffled(rng, before) for _ in range(rng.randint(1, 3))] + [shuffled(rng, after) for _ in range(2)]
+    orders = [shuffled(rng, before) for _ in range(rng.randint(1, 3))] + [
+        shuffled(rng, after) for _ in range(2)
+    ]
     return case_of("changed_graph", parameters, random_caps(rng) | {"static_graph": True}, orders)
 
 
@@ -253,7 +302,11 @@ NAMED = {
 def known_cases() -> list[dict[str, Any]]:
     return [
         case_of(
-            "known", [[mib * FLOATS_OF_MIB, "float32", False]] * count, ddp, [list(range(used))] * 4, name=name
+            "known",
+            [[mib * FLOATS_OF_MIB, "float32", False]] * count,
+            ddp,
+            [list(range(used))] * 4,
+            name=name,
         )
         for name, (mib, count, ddp, used, _, _) in NAMED.items()
     ]
@@ -281,7 +334,10 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("ddp")
     cases = generate_cases()
     (folder / "cases.json").write_text(json.dumps(cases))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
     logs = [(folder / f"log{rank}").open("w") for rank in range(WORLD_SIZE)]
     ranks = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=env, stdout=log, stderr=log)
@@ -325,30 +381,40 @@ def launches(events: list[Any]) -> list[Any]:
     """(index, members, bytes, is last, time of the newest ready gradient) of every launched bucket."""
     ready = -1
     found = []
-    for event in events:
-        if event[0] == "ready":
+    for kind, *what in events:
+        if kind == "ready":
             ready += 1
         else:
-            found.append((*event[1:], ready))
-    return [tuple(map(lambda x: tuple(x) if isinstance(x, list) else x, launch)) for launch in found]
+            index, members, size_bytes, is_last = what
+            found.append((index, tuple(members), size_bytes, is_last, ready))
+    return found
 
 
-def predicted(schedule: Any, parameters: list[Parameter]) -> list[Any]:
+def predicted(done: Any, parameters: list[Parameter]) -> list[Any]:
     return [
         (
             reduction.bucket.index,
             reduction.bucket.parameters,
             0 if parameters[reduction.bucket.parameters[0]].sparse_gradient else reduction.bucket.size_bytes,
-            reduction.bucket.index == len(schedule.reductions) - 1,
+            reduction.bucket.index == len(done.reductions) - 1,
             reduction.collective.launch_ns,
         )
-        for reduction in schedule.reductions
+        for reduction in done.reductions
         if reduction.collective is not None
     ]
 
 
 def sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(", ") if size]
+
+
+def assert_same_error(error: UsageError, of_ddp: str, rank: int) -> None:
+    if isinstance(error, GraphChanged):
+        assert of_ddp.startswith("Your training graph has changed")
+    else:
+        assert str(error).split(".")[0] == of_ddp.split(".")[0]
+        _, _, indices = str(error).partition("receive grad: ")
+        assert f"rank {rank}: {indices}\n" in of_ddp
 
 
 def replay(case: dict[str, Any], seen: dict[str, Any], rank: int) -> str | None:
@@ -363,22 +429,20 @@ def replay(case: dict[str, Any], seen: dict[str, Any], rank: int) -> str | None:
             assert list(ready_ns) == iteration["use_order"][rank][::-1]
         else:  # a graph that changed stops the backward pass at the first surprise
             ready_ns = {index: at for at, index in enumerate(reversed(iteration["use_order"][rank]))}
+        error: UsageError | None = None
         try:
-            schedule = reducer.iterate(ready_ns, lambda _: 0, synchronise=iteration["synchronise"])
-        except (UnfinishedReduction, GraphChanged) as error:
+            done = reducer.iterate(ready_ns, lambda _: 0, synchronise=iteration["synchronise"])
+        except (UnfinishedReduction, GraphChanged) as raised:
+            error = raised
+        if error is not None:
             assert happened["error"] is not None, f"the model raises, DDP does not: {error}"
-            if isinstance(error, UnfinishedReduction):
-                assert str(error).split(".")[0] == happened["error"].split(".")[0]
-                _, _, indices = str(error).partition("receive grad: ")
-                assert f"rank {rank}: {indices}\n" in happened["error"]
-            else:
-                assert happened["error"].startswith("Your training graph has changed")
+            assert_same_error(error, happened["error"], rank)
             return str(error)
         assert happened["error"] is None, f"DDP raises, the model does not: {happened['error']}"
-        if schedule is None:
+        if done is None:
             assert not launches(happened["events"])
         else:
-            expected = predicted(schedule, parameters)
+            expected = predicted(done, parameters)
             if settings.static_graph and iteration is case["iterations"][0]:
                 # launched from a callback after backward, which calls every bucket number 0
                 expected = [(0, *launch[1:3], len(expected) == 1, launch[4]) for launch in expected]
@@ -387,10 +451,10 @@ def replay(case: dict[str, Any], seen: dict[str, Any], rank: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("kind", ["plain", "static", "dynamic", "no_sync", "known"])
+@pytest.mark.parametrize("kind", ["plain", "static", "static_no_sync", "dynamic", "no_sync", "known"])
 def test_every_launch_of_every_iteration_is_predicted(real: Run, kind: str) -> None:
     cases = real.of_kind(kind)
-    assert len(cases) >= len(NAMED)
+    assert cases
     for case, seen in cases:
         for rank in range(WORLD_SIZE):
             assert replay(case, seen[rank], rank) is None
@@ -403,12 +467,44 @@ def test_the_same_error_in_the_same_iteration(real: Run, kind: str) -> None:
             assert replay(case, seen[rank], rank) is not None, case
 
 
+def test_the_rebuilt_layout_of_every_rank_is_that_of_rank_0(real: Run) -> None:
+    for case, seen in real.of_kind("ranks_differ"):
+        parameters, settings = parameters_of(case), settings_of(case)
+        order = list(ready_times(seen[0]["iterations"][0]["events"]))
+        layout = rebuilt_layout(parameters, order, settings)
+        for rank in range(WORLD_SIZE):
+            events = seen[rank]["iterations"][1]["events"]
+            expected = predicted(schedule(layout, ready_times(events), lambda _: 0), parameters)
+            assert launches(events) == expected
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_number_of_collectives_with_the_map_of_used_parameters(real: Run, name: str) -> None:
+    case, seen = next((c, s) for c, s in real.of_kind("profiled") if c["name"] == name)
+    for rank in range(WORLD_SIZE):
+        reducer = Reducer(parameters_of(case), settings_of(case))
+        for happened in seen[rank]["iterations"]:
+            done = reducer.iterate(ready_times(happened["events"]), lambda _: 1)
+            assert done is not None
+            assert happened["all_reduces"] == len(done.collectives)
+
+
+def test_static_graph_cannot_start_in_no_sync(real: Run) -> None:
+    [(case, seen)] = real.of_kind("unsupported")
+    with pytest.raises(UsageError, match="internal assertion"):
+        Reducer(parameters_of(case), settings_of(case)).iterate({0: 0}, lambda _: 0, synchronise=False)
+    for rank in range(WORLD_SIZE):
+        assert "INTERNAL ASSERT FAILED" in seen[rank]["iterations"][0]["error"]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_known_layout(real: Run, name: str) -> None:
     mib, count, _, used, initial_mib, final_mib = NAMED[name]
     case, seen = next((c, s) for c, s in real.of_kind("known") if c["name"] == name)
     parameters, settings = parameters_of(case), settings_of(case)
-    assert [b.size_bytes for b in initial_layout(parameters, settings).buckets] == [m * MIB for m in initial_mib]
+    assert [b.size_bytes for b in initial_layout(parameters, settings).buckets] == [
+        m * MIB for m in initial_mib
+    ]
     final = (
         rebuilt_layout(parameters, range(used)[::-1], settings)
         if settings.rebuilds

@@ -588,6 +588,7 @@ class Reducer:
         Raises:
             UnfinishedReduction: the backward pass before left buckets incomplete.
             GraphChanged: as ``schedule``.
+            UsageError: ``no_sync()`` in the first iteration of a static graph, which DDP does not survive.
         """
         settings, parameters = self.layout.settings, self.layout.parameters
         if self._error:
@@ -596,6 +597,11 @@ class Reducer:
             self.layout = rebuilt_layout(parameters, self._ready_order, settings)
             self._ready_order = []
         if not synchronise:
+            if settings.static_graph and self._synchronised == 0:
+                raise UsageError(
+                    "DDP fails an internal assertion when static_graph=True and training starts in no_sync()",
+                    do="synchronise the first iteration",
+                )
             return None
         self._synchronised += 1
 
