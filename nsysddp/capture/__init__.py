@@ -1,0 +1,1 @@
+"""Make captures: presets, command lines, runs under nsys, sweeps."""

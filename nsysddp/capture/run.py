@@ -1,0 +1,541 @@
+"""How is one capture made, from the launch to a folder that explains itself?
+
+    <out>/<name>-<repeat>/
+        report.nsys-rep, report.sqlite   what nsys recorded, and its export (one pair a rank with --per-rank)
+        records_rank*.jsonl, summary.json  what a preset workload measured itself
+        log.txt                          what nsys and the program printed
+        run.json                         where all this comes from, and how it ended
+        README.md                        the same for people, with the verdict
+
+``run.json`` says ``running`` from the first moment and how it ended at the last, so that a folder never looks
+complete when it is not. An interrupted capture, or one that ran out of space, leaves no folder at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nsysddp
+from nsysddp.capture import command, failures, processes, provenance
+from nsysddp.capture.command import Settings
+from nsysddp.capture.failures import Failure
+from nsysddp.capture.presets import Preset, find_preset
+from nsysddp.capture.tool import NEWEST_TESTED, Nsys, find_nsys, inspect_nsys
+from nsysddp.errors import NoGpuEvents, NsysddpError, ReportError, UsageError
+
+if TYPE_CHECKING:
+    from nsysddp.result import Result
+
+ADDED_ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+"""What every launch gets: stacks upon SIGABRT (the time limit), and a log in order."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One capture that is to be made.
+
+    Attributes:
+        name: of the run; its folder is ``<name>-<repeat>``.
+        repeat: which repeat this is, from 1.
+        folder: where everything goes.
+        target: the launch of the program on all ranks.
+        settings: how it is run and what is recorded.
+        preset: the preset, None for a program of the user's.
+        nsys: the nsys to use, None to run without (CPU ranks only).
+        variables: what was varied, for run.json (``{"bucket_cap_mib": 4}`` in a sweep).
+    """
+
+    name: str
+    repeat: int
+    folder: Path
+    target: tuple[str, ...]
+    settings: Settings
+    preset: Preset | None = None
+    nsys: Nsys | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks this node runs, None if the launch does not say."""
+        if self.preset is not None:
+            return self.settings.nproc
+        launch = command.parse_torchrun(self.target)
+        return launch.nproc if launch else None
+
+    def recorder(self) -> list[str]:
+        """The prefix that makes nsys record; empty without nsys."""
+        if self.nsys is None:
+            return []
+        report = self.folder / "report"
+        options = self.nsys.profile_options
+        return command.recorder_argv(self.nsys.path, self.settings, report, options=options)
+
+    def profile(self) -> list[str]:
+        """The command line that runs the program, under nsys where there is one."""
+        if self.nsys is None:
+            return list(self.target)
+        python = provenance.launch_python(self.target, "python")
+        return command.profile_argv(self.recorder(), self.settings, self.target, python=python)
+
+    def export(self, report: Path) -> list[str]:
+        """The command line that exports a report, to a hidden file that is renamed when it's whole."""
+        if self.nsys is None:
+            raise ValueError("nothing to export without nsys")
+        blobs = self.nsys.exports_blobs
+        return command.export_argv(self.nsys.path, report, _hidden(report), blobs=blobs)
+
+    def reports(self) -> list[Path]:
+        """The reports that nsys is to write, as far as the number of ranks is known."""
+        if not self.settings.per_rank:
+            return [self.folder / "report.nsys-rep"]
+        return [self.folder / f"report_rank{rank}.nsys-rep" for rank in range(self.ranks or 1)]
+
+    def dry_run(self) -> str:
+        """The exact command lines, as a shell would take them."""
+        env = " ".join(f"{name}={value}" for name, value in ADDED_ENVIRONMENT.items())
+        lines = [f"{env} {shlex.join(self.profile())}"]
+        if self.nsys is not None:
+            lines += [shlex.join(self.export(report)) for report in self.reports()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One finished capture.
+
+    Attributes:
+        plan: what was asked for.
+        verdict: what it shows, as text.
+        exports: the exports, one a report.
+        result: the analysis; None where there is nothing to analyse (CPU ranks).
+        summary: the workload's own ``summary.json``; None for programs that write none.
+    """
+
+    plan: Plan
+    verdict: str
+    exports: tuple[Path, ...]
+    result: Result | None
+    summary: dict[str, Any] | None
+
+
+def choose_nsys(
+    path: str | None,
+    settings: Settings,
+    *,
+    dry_run: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Nsys | None:
+    """Which nsys records? None: none is there, and CPU ranks run without.
+
+    A dry run needs none: the command lines of the newest tested one are shown then.
+
+    Raises:
+        Failure: none is there and GPUs are to be captured, or the one given does not run.
+    """
+    try:
+        return inspect_nsys(find_nsys(path))
+    except Failure:
+        if dry_run and path is None:
+            return Nsys(
+                "nsys", ".".join(map(str, NEWEST_TESTED)), frozenset(), frozenset({"--include-blobs"})
+            )
+        if settings.backend == "nccl" or path is not None:
+            raise
+        say("nsys is not there: the program runs, and nothing is captured")
+        return None
+
+
+def plan_presets(
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    out: Path,
+    repeat: int,
+    nsys: Nsys | None,
+    python: str,
+    extra: Sequence[str] = (),
+) -> list[Plan]:
+    """Which captures do these presets make? All of them once, then all again: drift hits all alike.
+
+    Raises:
+        UsageError: an unknown preset, or one named twice.
+    """
+    if len(set(names)) != len(names):
+        raise UsageError("a preset is named twice", do="use --repeat for repeats")
+    plans = []
+    for turn in range(1, repeat + 1):
+        for preset in map(find_preset, names):
+            folder = out / f"{preset.name}-{turn}"
+            target = command.workload_argv(preset, settings, python=python, out=folder)
+            plans.append(Plan(preset.name, turn, folder, (*target, *extra), settings, preset, nsys))
+    return plans
+
+
+def plan_program(
+    program: Sequence[str], settings: Settings, *, out: Path, repeat: int, nsys: Nsys | None
+) -> list[Plan]:
+    """Which captures does a program of the user's make? They are named after its script."""
+    launch = command.parse_torchrun(program)
+    words = launch.rank if launch else [word for word in program if not word.startswith("-")]
+    script = next((word for word in words if word.endswith(".py")), words[0])
+    name = re.sub(r"[^\w.-]", "_", Path(script).stem)
+    return [
+        Plan(name, turn, out / f"{name}-{turn}", tuple(program), settings, None, nsys)
+        for turn in range(1, repeat + 1)
+    ]
+
+
+def check_machine(plans: Sequence[Plan]) -> provenance.Machine:
+    """Can these plans run here? Asked before anything is started.
+
+    Raises:
+        Failure: nsys lacks an option, torch is missing, no GPU or fewer than ranks.
+    """
+    plan = plans[0]
+    if plan.nsys is not None:
+        plan.nsys.require(plan.recorder())
+    machine = provenance.inspect_machine(provenance.launch_python(plan.target, sys.executable))
+    if plan.settings.backend == "nccl":
+        provenance.require_gpus(machine, plan.ranks)
+    elif plan.preset is not None and machine.versions["torch"] is None:
+        raise failures.torch_missing()
+    return machine
+
+
+def _hidden(report: Path) -> Path:
+    return report.with_name(f".{report.stem}.sqlite")
+
+
+def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> None:
+    """Make the folder of a run, empty.
+
+    What a failed capture left is replaced, and that is said; anything else only with ``force``, and a folder
+    that no capture made never.
+
+    Raises:
+        UsageError: the folder is taken.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        kind = _recorded_outcome(folder)
+        if kind is None:
+            raise UsageError(f"{folder} exists and holds no capture", do="choose another place with --out")
+        if not force and kind in ("ok", "cpu_only", "running"):
+            what = "a capture that is running or was killed" if kind == "running" else "a finished capture"
+            raise UsageError(f"{folder} holds {what}", do="choose another --out, or replace it with --force")
+        say(f"replacing {folder}, which holds {'a failed' if not force else 'an earlier'} capture ({kind})")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _recorded_outcome(folder: Path) -> str | None:
+    try:
+        kind = json.loads((folder / "run.json").read_text())["outcome"]["kind"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(kind)
+
+
+def capture(
+    plan: Plan,
+    machine: provenance.Machine,
+    *,
+    timeout_s: float,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Captured:
+    """Run, record, export and analyse one capture, and write its folder.
+
+    Raises:
+        Failure: one of ``failures.KINDS``; ``run.json`` in the folder says the same, unless nothing is kept.
+        UsageError: the folder is taken.
+    """
+    try:
+        prepare_folder(plan.folder, force=force, say=say)
+        return _capture(plan, machine, timeout_s=timeout_s, say=say)
+    except KeyboardInterrupt:
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        raise Failure(
+            "interrupted",
+            f"interrupted while capturing {plan.name}: its processes are ended and its files removed",
+            do="start it again",
+        ) from None
+    except OSError as error:
+        full = failures.disk_full(_existing(plan.folder), error=error)
+        if full is None:
+            raise
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        raise full from error
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.resolve().parents) if place.exists())
+
+
+def _capture(
+    plan: Plan, machine: provenance.Machine, *, timeout_s: float, say: Callable[[str], None]
+) -> Captured:
+    record = _Record(plan, machine)
+    record.write("running", "not finished")
+    log = plan.folder / "log.txt"
+    try:
+        with tempfile.TemporaryDirectory(prefix="nsysddp-") as scratch:
+            env = {**os.environ, **ADDED_ENVIRONMENT, "TMPDIR": scratch}
+            say(f"{plan.name} {plan.repeat}: running on {plan.ranks or 'all'} ranks")
+            ended = processes.run_command(
+                plan.profile(), env=env, cwd=Path.cwd(), log=log, timeout_s=timeout_s
+            )
+            record.ended("profile", ended)
+            reports = _check_run(plan, ended, log, Path(scratch), timeout_s)
+            exports = []
+            for report in reports:
+                say(f"{plan.name} {plan.repeat}: exporting {report.name}")
+                exports.append(_export(plan, report, env, record, timeout_s))
+        say(f"{plan.name} {plan.repeat}: analysing")
+        summary = _summary(plan)
+        verdict, result, diagnostics = _analyse(plan, exports)
+    except Failure as failure:
+        if failure.kind == "disk_full":
+            shutil.rmtree(plan.folder, ignore_errors=True)
+        else:
+            _readme(plan, f"This capture failed: {failure}")
+            # The full message can quote the program's output, which does not belong into run.json.
+            record.write(failure.kind, failures.KINDS[failure.kind], ranks=failure.ranks)
+        raise
+    record.diagnostics = diagnostics
+    _readme(plan, verdict)
+    record.write("ok" if result is not None else "cpu_only", verdict.splitlines()[0])
+    return Captured(plan, verdict, tuple(exports), result, summary)
+
+
+def _check_run(plan: Plan, ended: processes.Ended, log: Path, scratch: Path, timeout_s: float) -> list[Path]:
+    """The reports of a run that went well.
+
+    Raises:
+        Failure: it did not; partial reports are removed, and a recording that nsys could not import is kept.
+    """
+    text = log.read_text(errors="replace")
+    if full := failures.disk_full(plan.folder, log=text):
+        raise full
+    recordings = [*plan.folder.glob("*.qdstrm"), *scratch.rglob("*.qdstrm")]
+    reports = sorted(plan.folder.glob("report*.nsys-rep"))
+    if ended.returncode is None:
+        for path in (*recordings, *reports):
+            path.unlink()
+        raise _hang(plan, ended, timeout_s)
+    if recordings and not reports and not failures.names_failed_rank(text):
+        kept = [
+            shutil.move(path, plan.folder / f"report{at or ''}.qdstrm") for at, path in enumerate(recordings)
+        ]
+        raise Failure(
+            "importer_failed",
+            f"nsys recorded the run but its importer failed: {failures.last_line(text)}",
+            do=f"import {Path(kept[0]).name} in the run's folder where QdstrmImporter works (its libraries, such as "
+            "libdw, may be missing here)",
+            details=tuple(failures.log_lines(text)[-8:]),
+        )
+    if ended.returncode != 0:
+        raise failures.workload_failure(text, ended.returncode)
+    if plan.nsys is None:
+        return []
+    if not reports and plan.settings.waits_for_profiler_start:
+        raise Failure(
+            "empty_capture",
+            "the program ended well but never called cudaProfilerStart, so nothing was captured",
+            do="put nsysddp.annotate.capture_window around the steps, or record all of it with "
+            "--capture-range none",
+        )
+    missing = [report.name for report in plan.reports() if report not in reports]
+    if missing:
+        raise Failure(
+            "incomplete_report",
+            f"nsys wrote no {', '.join(missing)}",
+            do="see log.txt of the run",
+            details=tuple(failures.log_lines(text)[-8:]),
+        )
+    return reports
+
+
+def _hang(plan: Plan, ended: processes.Ended, timeout_s: float) -> Failure:
+    stacks = "\n\n".join(f"rank {stuck.rank}\n{stuck.stack}" for stuck in ended.stuck)
+    where = "; ".join(f"rank {stuck.rank} in {stuck.where}" for stuck in ended.stuck)
+    if not ended.stuck:
+        return Failure(
+            "hang",
+            f"no rank was left and the launch still ran after {timeout_s:g} s; all processes are ended",
+            do="see log.txt of the run",
+        )
+    (plan.folder / "stacks.txt").write_text(stacks + "\n")
+    alive = f"{len(ended.stuck)} of {plan.ranks} ranks" if plan.ranks else f"{len(ended.stuck)} ranks"
+    return Failure(
+        "hang",
+        f"{alive} still ran after {timeout_s:g} s: {where}; all processes are ended",
+        do="see stacks.txt of the run, or give more time with --timeout",
+        details=tuple(stacks.splitlines()),
+        ranks=tuple(stuck.rank for stuck in ended.stuck),
+    )
+
+
+def _export(plan: Plan, report: Path, env: dict[str, str], record: _Record, timeout_s: float) -> Path:
+    """The finished export of a report; an unfinished one is removed.
+
+    Raises:
+        Failure: nsys could not export it.
+    """
+    hidden, log = _hidden(report), Path(env["TMPDIR"]) / "export.txt"
+    log.unlink(missing_ok=True)
+    try:
+        argv = plan.export(report)
+        ended = processes.run_command(argv, env=env, cwd=Path.cwd(), log=log, timeout_s=timeout_s)
+        record.ended(f"export {report.name}", ended)
+        text = log.read_text(errors="replace")
+        if full := failures.disk_full(plan.folder, log=text):
+            raise full
+        if ended.returncode != 0 or not hidden.exists():
+            took = (
+                f"did not end within {timeout_s:g} s"
+                if ended.returncode is None
+                else failures.last_line(text)
+            )
+            raise Failure(
+                "export_failed",
+                f"nsys could not export {report.name}: {took}",
+                do="the report may be incomplete; capture again, or export it with a newer nsys",
+                details=tuple(failures.log_lines(text)[-8:]),
+            )
+        return hidden.replace(report.with_suffix(".sqlite"))
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _summary(plan: Plan) -> dict[str, Any] | None:
+    """What a preset measured itself; None for programs of the user's.
+
+    Raises:
+        Failure: a preset ended well without writing it.
+    """
+    if plan.preset is None:
+        return None
+    try:
+        content: dict[str, Any] = json.loads((plan.folder / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise Failure(
+            "workload_failed",
+            f"the workload left no readable summary.json: {error}",
+            do="see log.txt of the run",
+        ) from error
+    return content
+
+
+def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, tuple[str, ...]]:
+    """What does the capture show: the verdict, the analysis behind it, and what nsys complained about.
+
+    Raises:
+        Failure: the export is unsound, holds no GPU event although GPUs were traced, or lost events.
+    """
+    if not exports:
+        return (
+            "The program ran without nsys: nothing was captured, and nothing about overlap is known.",
+            None,
+            (),
+        )
+    return "tbd", None, ()
+
+
+class _Record:
+    """run.json while it grows."""
+
+    def __init__(self, plan: Plan, machine: provenance.Machine) -> None:
+        self.plan = plan
+        self.machine = machine
+        self.started = datetime.now(timezone.utc)
+        self.steps: list[dict[str, Any]] = []
+        self.diagnostics: tuple[str, ...] = ()
+
+    def ended(self, what: str, ended: processes.Ended) -> None:
+        """Note the exit state of one command (``exit_code`` null: the time limit ended it)."""
+        self.steps.append({"what": what, "exit_code": ended.returncode, "seconds": round(ended.seconds, 3)})
+
+    def write(self, kind: str, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        """Write the file with this outcome and the hashes of all other files of the folder."""
+        plan, base = self.plan, Path.cwd()
+        nsys = plan.nsys.version if plan.nsys else None
+        exports = [plan.export(report) for report in plan.reports()] if plan.nsys else []
+        files = provenance.hash_files(plan.folder)
+        files.pop("run.json", None)
+        content = {
+            "format": "nsysddp run 1",
+            "name": plan.name,
+            "repeat": plan.repeat,
+            "started_utc": self.started.isoformat(timespec="seconds"),
+            "outcome": {
+                "kind": kind,
+                "message": message,
+                "ranks": list(ranks),
+                "exit_states": self.steps,
+            },
+            "diagnostics": list(self.diagnostics),
+            "command": {
+                "profile": command.public_argv(plan.profile(), base=base),
+                "export": [command.public_argv(argv, base=base) for argv in exports],
+            },
+            "configuration": {
+                "preset": plan.preset.name if plan.preset else None,
+                "ranks": plan.ranks,
+                **asdict(plan.settings),
+                **plan.variables,
+            },
+            "git": provenance.git_state(base),
+            "versions": {"nsysddp": nsysddp.__version__, "nsys": nsys, **self.machine.versions},
+            "gpus": list(self.machine.gpus),
+            "topology": self.machine.topology,
+            "environment": {**provenance.public_environment(os.environ), **ADDED_ENVIRONMENT},
+            "files": files,
+        }
+        provenance.write_json(plan.folder / "run.json", content)
+
+
+def _readme(plan: Plan, verdict: str) -> None:
+    what = plan.preset.shows if plan.preset else "a program of yours"
+    listing = {
+        "report*.nsys-rep": "what Nsight Systems recorded; opens in its GUI",
+        "report*.sqlite": "its export, which nsysddp reads",
+        "report*.qdstrm": "a recording that still has to be imported",
+        "records_rank*.jsonl": "what each rank measured itself: one line an iteration",
+        "summary.json": "the same summed up, and whether the replicas are equal",
+        "stacks.txt": "where every rank was at the time limit",
+        "log.txt": "what nsys and the program printed",
+        "run.json": "command, configuration, versions, GPUs, exit states, hashes of the files",
+    }
+    files = [f"- `{name}`: {text}" for name, text in listing.items() if any(plan.folder.glob(name))]
+    again = (
+        f"    nsysddp analyze {' '.join(path.name for path in sorted(plan.folder.glob('report*.sqlite')))}"
+    )
+    lines = [
+        f"# {plan.name}, repeat {plan.repeat}",
+        "",
+        f"Captured by nsysddp {nsysddp.__version__}: {what}.",
+        "",
+        "## Verdict",
+        "",
+        *(f"    {line}".rstrip() for line in verdict.strip().splitlines()),
+        "",
+        "## Files",
+        "",
+        *files,
+        "",
+        "The reports and the log hold the environment and the command line of the run: `nsysddp redact` them before",
+        "you hand them on.",
+        *(["", "## Analyse it again", "", again] if any(plan.folder.glob("report*.sqlite")) else []),
+    ]
+    (plan.folder / "README.md").write_text("\n".join(lines) + "\n")
