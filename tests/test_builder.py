@@ -1,4 +1,4 @@
-"""The synthetic exports look like real ones: tables, columns, packed ids, payloads, and what a drawing says."""
+"""Synthetic exports look like real ones: tables, columns, packed ids, payloads; they hold what was drawn."""
 
 from __future__ import annotations
 
