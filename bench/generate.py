@@ -95,6 +95,7 @@ class Size:
     buckets: int = 12
     seed: int = 0
     payload: bool = True
+    ranges_per_launch: int = 0
     row_order: str = "flush"
 
     @property
@@ -273,6 +274,7 @@ def truth(size: Size, ranks: Sequence[Rank]) -> dict[str, Any]:
             {
                 "rank": number,
                 "step": None,
+                "step_index": None,
                 **{k: int(v[0]) for k, v in whole.items()},
                 "kernels": kernels * size.steps,
                 "collectives": size.buckets * size.steps,
@@ -301,6 +303,7 @@ def truth(size: Size, ranks: Sequence[Rank]) -> dict[str, Any]:
             {
                 "rank": number,
                 "step": f"step {step}",
+                "step_index": step,
                 **{k: int(v[step]) for k, v in columns.items()},
                 "kernels": kernels,
                 "collectives": size.buckets,
@@ -599,10 +602,9 @@ def _small_tables(
             ["start", "end", "text"],
             iter([batch]),
         )
-    buckets = rng.permutation(
-        np.full(size.buckets, 25 << 20) + np.arange(size.buckets)
-    )  # per rank: see below
-    message = np.tile(np.sort(buckets), steps)
+    if size.ranges_per_launch:
+        _operator_ranges(connection, size, phases, launch, threads, rng)
+    message = np.tile((25 << 20) + 4096 * np.arange(size.buckets), steps)
     blobs = {
         b: nccl_blob("AllReduce", bytes=b, communicator=COMMUNICATOR, op="Avg")
         for b in map(int, np.unique(message))
@@ -619,6 +621,35 @@ def _small_tables(
         ["start", "end", "binaryData"],
         iter([batch]),
     )
+
+
+def _operator_ranges(
+    connection: sqlite3.Connection,
+    size: Size,
+    phases: Phases,
+    launch: Ints,
+    threads: tuple[int, int],
+    rng: np.random.Generator,
+) -> None:
+    """Nested ranges of operators around every compute launch, as torch.autograd.profiler.emit_nvtx pushes them."""
+    names = [f"aten::{name}" for name in ("mm", "addmm", "add_", "mul", "gelu", "native_layer_norm", "copy_")]
+    last = phases.forward + phases.backward
+    for thread, part in (
+        (threads[0], launch[:, : phases.forward]),
+        (threads[1], launch[:, phases.forward : last]),
+        (threads[0], launch[:, last:]),
+    ):
+        start = part.ravel()
+        for depth in range(size.ranges_per_launch):
+            picked = [names[i] for i in rng.integers(0, len(names), len(start)).tolist()]
+            batch = [(start - 1000 + 5 * depth).tolist(), (start + 1540 - 5 * depth).tolist(), picked]
+            insert(
+                connection,
+                "NVTX_EVENTS",
+                {"eventType": 59, "globalTid": thread, "domainId": 0},
+                ["start", "end", "text"],
+                iter([batch]),
+            )
 
 
 def generate(path: Path, size: Size) -> dict[str, Any]:
@@ -643,15 +674,18 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--kernels", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--kernels-per-step", type=int, default=1000)
+    parser.add_argument("--kernels-per-step", type=int, help="default: 1000, fewer in a small export")
     parser.add_argument("--buckets", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--no-payload", dest="payload", action="store_false", help="as without --include-blobs"
     )
+    parser.add_argument("--ranges-per-launch", type=int, default=0, help="nested NVTX ranges of operators")
     parser.add_argument("--row-order", choices=("flush", "start"), default="flush")
     arguments = vars(parser.parse_args())
     path = arguments.pop("path")
+    if arguments["kernels_per_step"] is None:
+        arguments["kernels_per_step"] = min(1000, arguments["kernels"] // (4 * arguments["ranks"]))
     begin = time.monotonic()
     right = generate(path, Size(**arguments))
     took = time.monotonic() - begin

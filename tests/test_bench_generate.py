@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,5 +155,11 @@ def test_the_export_is_deterministic_and_like_a_real_one(made: tuple[Path, Size]
     payloads = read(path, "SELECT count(*) FROM NVTX_EVENTS WHERE typeof(binaryData) = 'blob'")
     assert payloads == [(size.ranks * size.steps * size.buckets,)]
     without = tmp_path / "without.sqlite"
-    generate(without, Size(kernels=600, ranks=3, kernels_per_step=50, buckets=4, payload=False))
+    generate(without, replace(size, payload=False, ranges_per_launch=2))
     assert read(without, "SELECT count(*) FROM NVTX_EVENTS WHERE binaryData IS NOT NULL") == [(0,)]
+    operators = "SELECT start, end, globalTid FROM NVTX_EVENTS WHERE text LIKE 'aten::%'"
+    assert len(read(without, operators)) == 2 * size.ranks * size.steps * (50 - size.buckets)
+    assert (
+        truth_path(without).read_text().partition("steps")[2]
+        == truth_path(path).read_text().partition("steps")[2]
+    )

@@ -1,0 +1,128 @@
+"""Ask other tools the same question: overlap of communication and computation of every GPU, over the whole capture.
+
+Runs in an environment of its own, in which the tools are installed (``bench/README.md``); prints one JSON document.
+
+    python bench/peers.py nsys-ai EXPORT            nsys-ai, without a cache left from an earlier run
+    python bench/peers.py hta EXPORT FOLDER         HolisticTraceAnalysis, on traces converted into FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def devices(export: Path) -> list[int]:
+    """Devices with kernels. In a generated export they are the ranks."""
+    connection = sqlite3.connect(f"file:{export}?mode=ro", uri=True)
+    found = connection.execute("SELECT DISTINCT deviceId FROM CUPTI_ACTIVITY_KIND_KERNEL ORDER BY 1")
+    return [device for (device,) in found]
+
+
+def nsys_ai(export: Path, cache: str) -> list[dict[str, Any]]:
+    """What ``nsys-ai overlap`` prints, for every device in one process."""
+    from nsys_ai import profile  # type: ignore[import-not-found]
+    from nsys_ai.overlap import overlap_analysis  # type: ignore[import-not-found]
+
+    answers = []
+    with profile.open(str(export), cache_mode=cache) as opened:
+        for device in devices(export):
+            found = overlap_analysis(opened, device, None)
+            answers.append(
+                {
+                    "rank": device,
+                    "compute_ms": round(found["compute_only_ms"] + found["overlap_ms"], 2),
+                    "hidden_ms": found["overlap_ms"],
+                    "exposed_ms": found["nccl_only_ms"],
+                }
+            )
+    return answers
+
+
+def convert(export: Path, folder: Path) -> dict[int, str]:
+    """Chrome traces as PyTorch's profiler writes them, one a rank: kernels and their launches."""
+    folder.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(f"file:{export}?mode=ro", uri=True)
+    names = dict(connection.execute("SELECT id, value FROM StringIds"))
+    files = {}
+    for device in devices(export):
+        path = folder / f"rank{device}.json"
+        files[device] = str(path)
+        ((pid,),) = connection.execute(
+            "SELECT DISTINCT globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE deviceId = ?", (device,)
+        )
+        kernels = connection.execute(
+            "SELECT start, end, streamId, correlationId, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL "
+            "WHERE deviceId = ? ORDER BY start",
+            (device,),
+        )
+        calls = connection.execute(
+            "SELECT start, end, globalTid & 16777215, correlationId, nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME "
+            "WHERE globalTid BETWEEN ? AND ? ORDER BY start",
+            (pid, pid + 0xFFFFFF),
+        )
+        with path.open("w") as out:
+            about = {"backend": "nccl", "rank": device}
+            out.write(f'{{"distributedInfo": {json.dumps(about)}, "traceEvents": [')
+            separator = ""
+            for start, end, where, correlation, name in kernels:
+                event = {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": names[name],
+                    "pid": device,
+                    "tid": where,
+                    "ts": start / 1000,
+                    "dur": (end - start) / 1000,
+                    "args": {"correlation": correlation, "stream": where, "device": device},
+                }
+                out.write(separator + json.dumps(event))
+                separator = ","
+            for start, end, where, correlation, name in calls:
+                event = {
+                    "ph": "X",
+                    "cat": "cuda_runtime",
+                    "name": names[name].split("_v")[0],
+                    "pid": 1000 + device,
+                    "tid": where,
+                    "ts": start / 1000,
+                    "dur": (end - start) / 1000,
+                    "args": {"correlation": correlation},
+                }
+                out.write("," + json.dumps(event))
+            out.write("]}")
+    return files
+
+
+def hta(export: Path, folder: Path) -> list[dict[str, Any]]:
+    """What ``TraceAnalysis.get_comm_comp_overlap`` answers; the conversion is part of the run and timed apart."""
+    begin = time.monotonic()
+    files = convert(export, folder)
+    converted = time.monotonic() - begin
+    from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
+
+    table = TraceAnalysis(trace_files=files, trace_dir=str(folder)).get_comm_comp_overlap(visualize=False)
+    return [
+        {"rank": int(rank), "overlap_percent": float(percent), "conversion_s": round(converted, 2)}
+        for rank, percent in zip(table["rank"], table["comp_comm_overlap_pctg"], strict=True)
+    ]
+
+
+def main() -> None:
+    """Run one tool and print its answers."""
+    logging.disable(logging.CRITICAL)
+    tool, export = sys.argv[1], Path(sys.argv[2])
+    if tool == "nsys-ai":
+        answers = nsys_ai(export, sys.argv[3] if len(sys.argv) > 3 else "auto")
+    else:
+        answers = hta(export, Path(sys.argv[3]))
+    sys.stdout.write(json.dumps(answers) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Measure nsysddp on generated exports, beside a raw read of the same file and beside other tools, in one run.
+
+    python bench/run.py                              everything, up to 10 million kernels; results in bench/
+    python bench/run.py --kernels 100000 1000000     some sizes
+
+Whole processes are measured from start to exit: wall time, CPU time and peak memory of the process tree. The page
+cache is warm, no cache of a tool is left from an earlier run (its cache folder is new every time), and the
+commands alternate, so that a slow minute of the machine hits all of them. Reported are medians; the ratio is to the
+raw read (``raw_read.py``: seven kernel columns through ADBC, two row ranges, two threads) of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parent
+SIZES = (4_000, 100_000, 1_000_000, 10_000_000)
+RAW = "raw read"
+PACKAGES = ("nsysddp", "polars", "pyarrow", "adbc-driver-sqlite", "numpy")
+SAMPLE_S = 0.05  # how often the memory of the process tree is summed
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Measured:
+    """Figures of the runs of one command."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    peak_mb: list[float] = field(default_factory=list)
+    check: dict[str, Any] | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One thing to measure; ``before`` brings the state that it must not profit from back."""
+
+    name: str
+    argv: list[str]
+    largest: int = max(SIZES)
+    check_per: str | None = None
+    before: Callable[[], None] | None = None
+    once: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def tree_bytes(root: int) -> int:
+    """Resident bytes of a process and its descendants, shared pages counted in each."""
+    total, todo = 0, [root]
+    while todo:
+        pid = todo.pop()
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except (OSError, ValueError):  # ended meanwhile
+            continue
+    return total
+
+
+def measure(command: Command, output: Path, limit_s: float) -> tuple[float, float, float, str | None]:
+    """Run once; wall seconds, CPU seconds, peak MB, and what went wrong (None: nothing)."""
+    if command.before is not None:
+        command.before()
+    with tempfile.TemporaryDirectory() as fresh, output.open("wb") as out, tempfile.TemporaryFile() as err:
+        environment = {**os.environ, "XDG_CACHE_HOME": fresh, **command.environment}
+        begin = time.perf_counter()
+        process = subprocess.Popen(command.argv, stdout=out, stderr=err, env=environment)
+        peak, done = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not done.wait(SAMPLE_S):
+                peak = max(peak, tree_bytes(process.pid))
+                if time.perf_counter() - begin > limit_s:
+                    process.kill()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - begin
+        done.set()
+        watcher.join()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        failed = None
+        if wall > limit_s:
+            failed = f"stopped after {limit_s:.0f} s"
+        elif process.returncode != 0:
+            err.seek(0)
+            lines = err.read().decode(errors="replace").strip().splitlines()
+            failed = f"exit code {process.returncode}: {lines[-1] if lines else ''}"
+    peak = max(peak, usage.ru_maxrss * 1024)
+    return wall, usage.ru_utime + usage.ru_stime, peak / 1e6, failed
+
+
+def prepare(folder: Path, kernels: int) -> Path:
+    """The export of one size, generated (in a process of its own) when it is not there."""
+    path = folder / f"{kernels}.sqlite"
+    if not path.with_suffix(".truth.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, BENCH / "generate.py", path, "--kernels", str(kernels)], check=True)
+    with path.open("rb") as file:  # warm the page cache
+        while file.read(1 << 24):
+            pass
+    return path
+
+
+def commands(export: Path, tool: str, peers: Path | None) -> list[Command]:
+    """What is measured on one export."""
+    analyze = [tool, "analyze", str(export), "--format", "json", "--per"]
+    found = [
+        Command(RAW, [sys.executable, str(BENCH / "raw_read.py"), str(export)]),
+        Command("nsysddp analyze --per capture", [*analyze, "capture"], check_per="capture"),
+        Command("nsysddp analyze --per step", [*analyze, "step"], check_per="step"),
+    ]
+    if peers is None:
+        return found
+    python = str(peers / "bin" / "python")
+    home = export.parent / "home"
+    extension = next(
+        peers.glob("lib/python*/site-packages/duckdb_extension_sqlite_scanner/extensions/*"), None
+    )
+    if extension is not None:  # DuckDB would download it at its first use
+        shutil.copytree(
+            extension, home / ".duckdb/extensions" / extension.name / "linux_amd64", dirs_exist_ok=True
+        )
+    environment = {"HOME": str(home)}
+    cache = export.with_suffix(".nsys-cache")
+    traces = export.parent / "hta"
+
+    def forget() -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        cache.with_name(cache.name + ".build.lock").unlink(missing_ok=True)
+
+    def clear() -> None:
+        shutil.rmtree(traces, ignore_errors=True)
+
+    ask = [python, str(BENCH / "peers.py")]
+    return [
+        *found,
+        Command(
+            "nsys-ai, no cache yet",
+            [*ask, "nsys-ai", str(export)],
+            before=forget,
+            once=True,
+            environment=environment,
+        ),
+        Command(
+            "nsys-ai, its cache built", [*ask, "nsys-ai", str(export)], once=True, environment=environment
+        ),
+        Command(
+            "nsys-ai, direct",
+            [*ask, "nsys-ai", str(export), "direct"],
+            once=True,
+            environment=environment,
+        ),
+        Command(
+            "HolisticTraceAnalysis, with conversion",
+            [*ask, "hta", str(export), str(traces)],
+            largest=1_000_000,
+            before=clear,
+            once=True,
+            environment=environment,
+        ),
+    ]
+
+
+def run_size(kernels: int, folder: Path, repeats: int, tool: str, peers: Path | None) -> dict[str, Any]:
+    """Measure every command on one size."""
+    export = prepare(folder, kernels)
+    measured: dict[str, Measured] = {}
+    limit_s = 600.0
+    for repeat in range(repeats):
+        for command in commands(export, tool, peers):
+            result = measured.setdefault(command.name, Measured())
+            if kernels > command.largest or result.failed or (command.once and repeat):
+                continue
+            output = folder / "out.json"
+            wall, cpu, peak, result.failed = measure(command, output, limit_s)
+            say(f"{kernels:>10,}  {command.name:<40} {wall:8.2f} s  {peak:8.0f} MB  {result.failed or ''}")
+            if result.failed:
+                continue
+            result.wall_s.append(round(wall, 4))
+            result.cpu_s.append(round(cpu, 4))
+            result.peak_mb.append(round(peak, 1))
+            if command.check_per and result.check is None:
+                with output.open("rb") as answer:
+                    checked = subprocess.run(
+                        [sys.executable, BENCH / "check.py", export, command.check_per],
+                        stdin=answer,
+                        stdout=subprocess.PIPE,
+                        check=False,
+                    )
+                result.check = json.loads(checked.stdout) if checked.stdout else {"different": -1}
+            output.unlink()
+    raw = statistics.median(measured[RAW].wall_s)
+    rows: list[dict[str, Any]] = []
+    for name, result in measured.items():
+        row: dict[str, Any] = {"command": name, "runs": len(result.wall_s), "failed": result.failed}
+        if result.wall_s:
+            wall = statistics.median(result.wall_s)
+            row |= {
+                "wall_s": wall,
+                "cpu_s": statistics.median(result.cpu_s),
+                "peak_mb": max(result.peak_mb),
+                "ratio_to_raw": round(wall / raw, 2),
+                "wall_s_of_runs": result.wall_s,
+                "check": result.check,
+            }
+        rows.append(row)
+    connection = sqlite3.connect(f"file:{export}?mode=ro", uri=True)
+    ((rows_of_kernels,),) = connection.execute("SELECT max(rowid) FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    connection.close()
+    return {"kernels": rows_of_kernels, "export_mb": round(export.stat().st_size / 1e6, 1), "results": rows}
+
+
+def machine(peers: Path | None) -> dict[str, Any]:
+    """What the figures depend on; nothing that names the machine or its user."""
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+    versions = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    if peers is not None:
+        query = "from importlib.metadata import version as v; print(v('nsys-ai'), v('HolisticTraceAnalysis'))"
+        answer = subprocess.run(
+            [peers / "bin/python", "-c", query], stdout=subprocess.PIPE, text=True, check=True
+        )
+        versions["nsys-ai"], versions["HolisticTraceAnalysis"] = answer.stdout.split()
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory / 1e9, 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load_before": round(os.getloadavg()[0], 2),
+        "versions": versions,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The results as a document."""
+    about = results["machine"]
+    lines = [
+        "# Benchmark results",
+        "",
+        f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['system']}, {about['date']}, load "
+        f"{about['load_before']} before the run; "
+        + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        + ".",
+        "",
+        "Whole processes, medians (peak: the highest) of alternating runs, page cache warm, no cache left from an "
+        "earlier run unless the row says so. Ratio: to the raw read of the same file in the same run. "
+        "Truth: numbers equal to the generator's own.",
+        "",
+        "| kernels | export | command | runs | wall s | CPU s | peak MB | ratio | s per million | truth |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for size in results["sizes"]:
+        for row in size["results"]:
+            head = f"| {size['kernels']:,} | {size['export_mb']:,.0f} MB | {row['command']} | {row['runs']} |"
+            if not row["runs"]:
+                lines.append(f"{head} | | | | | {row['failed'] or 'not run at this size'} |")
+                continue
+            check = row["check"]
+            verdict = ""
+            if check is not None:
+                equal = f"{check.get('equal', 0):,} equal"
+                verdict = equal if check["different"] == 0 else f"{equal}, **{check['different']} differ**"
+                if check.get("null"):
+                    verdict += f", null: {', '.join(check['null'])}"
+            million = row["wall_s"] / size["kernels"] * 1e6
+            lines.append(
+                f"{head} {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['peak_mb']:,.0f} | "
+                f"{row['ratio_to_raw']:.2f} | {million:.2f} | {verdict} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def say(text: str) -> None:
+    """Progress goes to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernels", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bench")
+    parser.add_argument(
+        "--peers", type=Path, help="virtual environment with the other tools (bench/README.md)"
+    )
+    parser.add_argument("--out", type=Path, default=BENCH, help="folder for results.json and results.md")
+    parser.add_argument("--tool", type=Path, default=Path(sys.executable).with_name("nsysddp"))
+    arguments = parser.parse_args()
+    if not arguments.tool.exists():
+        parser.error(
+            f"no {arguments.tool}: install the project into this environment, or name it with --tool"
+        )
+    results: dict[str, Any] = {"machine": machine(arguments.peers), "sizes": []}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for kernels in arguments.kernels:
+        size = run_size(kernels, arguments.folder, arguments.repeats, str(arguments.tool), arguments.peers)
+        results["sizes"].append(size)
+        for name, text in (("json", json.dumps(results, indent=1) + "\n"), ("md", markdown(results))):
+            beside = arguments.out / f"results.{name}.part"
+            beside.write_text(text)
+            beside.replace(arguments.out / f"results.{name}")
+    say(f"results: {arguments.out / 'results.md'}")
+
+
+if __name__ == "__main__":
+    main()
