@@ -1,0 +1,261 @@
+"""Which results are kept, and how did a metric move over them: list, show, tag, trend, delete."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsysddp.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsysddp.render.trend import Trend
+    from nsysddp.store.database import StoredRun
+
+database_option: Callable[[Any], Any] = click.option(
+    "--db",
+    "url",
+    metavar="URL",
+    help="Results database: a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE. "
+    "Default: NSYSDDP_DB, else a file in your data folder.",
+)
+format_option: Callable[[Any], Any] = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+tag_option: Callable[[Any], Any] = click.option(
+    "--tag", "tags", multiple=True, metavar="NAME", help="Only runs with this tag (repeat for several)."
+)
+label_option: Callable[[Any], Any] = click.option("--label", help="Only runs with this label.")
+last_option: Callable[[Any], Any] = click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N of them."
+)
+
+
+@click.group(name="runs", short_help="Kept results: list, show, tag, trend, delete.")
+def command() -> None:
+    """Kept results: list, show, tag, trend, delete.
+
+    A run is kept by --save of analyze, capture or compare. The same result kept twice is the same run.
+    """
+
+
+@command.command(name="list")
+@tag_option
+@label_option
+@last_option
+@format_option
+@database_option
+def list_runs(tags: tuple[str, ...], label: str | None, last: int | None, form: str, url: str | None) -> None:
+    """List the kept runs, oldest first."""
+    from nsysddp.store.database import runs
+
+    kept = runs(url=url, tags=tags, label=label, last=last)
+    if form == "json":
+        _print_json([run.as_dict() for run in kept])
+        return
+    if not kept:
+        click.echo("no kept run fits", err=True)
+        return
+    _print_table(
+        ("run", "saved (UTC)", "label", "tags", "ranks", "steps", "GPU", "reports"),
+        [
+            (
+                str(run.run_id),
+                f"{run.created_at:%Y-%m-%d %H:%M}",
+                run.label or "",
+                " ".join(run.tags),
+                str(len(run.ranks)),
+                str(run.steps or "–"),
+                _gpus(run),
+                " ".join(row["name"] for row in run.inputs),
+            )
+            for run in kept
+        ],
+        right=("run", "ranks", "steps"),
+    )
+
+
+@command.command()
+@click.argument("run_id", type=int, metavar="RUN")
+@click.option("--document", is_flag=True, help="Print the result document as it was saved (JSON).")
+@format_option
+@database_option
+def show(run_id: int, document: bool, form: str, url: str | None) -> None:
+    """Show one run: reports, ranks, findings, capture."""
+    from nsysddp.store.database import load_document, load_run
+
+    if document:
+        _print_json(load_document(run_id, url=url))
+        return
+    run = load_run(run_id, url=url)
+    if form == "json":
+        _print_json(run.as_dict())
+        return
+    from nsysddp.render.trend import printable
+
+    facts = [
+        ("run", f"{run.run_id}{f' ({run.label})' if run.label else ''}"),
+        ("saved", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC by nsysddp {run.tool_version}"),
+        ("tags", " ".join(run.tags) or "none"),
+        ("document", f"sha256 {run.content_sha256}"),
+        ("GPU", _gpus(run) or "unknown"),
+        ("ranks", ", ".join(str(row["rank"]) for row in run.ranks) or "none"),
+        ("steps", str(run.steps) if run.steps else "none (the capture as one window)"),
+        *(("report", f"{row['name']}, nsys {row['nsys_version'] or 'unknown'}") for row in run.inputs),
+        *(("finding", row["message"]) for row in run.findings),
+        *(
+            ("capture", f"{key} = {value if isinstance(value, str) else json.dumps(value)}")
+            for key, value in (run.capture or {}).items()
+        ),
+    ]
+    previous = ""
+    for name, text in facts:
+        click.echo(f"{'' if name == previous else name:<9} {printable(text)}")
+        previous = name
+
+
+@command.command()
+@click.argument("run_ids", type=int, nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--add", "-a", "added", multiple=True, metavar="NAME", help="Give this tag (repeat for several)."
+)
+@click.option("--remove", "-r", "removed", multiple=True, metavar="NAME", help="Take this tag away.")
+@database_option
+def tag(run_ids: tuple[int, ...], added: tuple[str, ...], removed: tuple[str, ...], url: str | None) -> None:
+    """Give tags to runs, or take them away."""
+    from nsysddp.store.database import tag as change_tags
+
+    if not added and not removed:
+        raise UsageError("nothing to change", do="name tags with --add or --remove")
+    change_tags(run_ids, add=added, remove=removed, url=url)
+
+
+@command.command()
+@click.argument("metric")
+@tag_option
+@label_option
+@last_option
+@click.option("--rank", type=click.IntRange(min=0), help="Follow this rank instead of each run's worst one.")
+@click.option(
+    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .png, .svg or .pdf."
+)
+@click.option("--force", is_flag=True, help="Overwrite the picture.")
+@format_option
+@database_option
+def trend(
+    metric: str,
+    tags: tuple[str, ...],
+    label: str | None,
+    last: int | None,
+    rank: int | None,
+    out: Path | None,
+    force: bool,
+    form: str,
+    url: str | None,
+) -> None:
+    """How did METRIC move over the runs, and where did its level change?
+
+    METRIC is a column of the overlap table, such as window_ns (the step), exposed_communication_ns, hidden_transfer_ns,
+    tail_communication_ns, idle_ns or overlap_ratio. A run stands for its worst rank: the median over its steps without
+    warm-up, with a 95 % interval. A change of level is tested over runs, and named with what else changed there.
+    """
+    from nsysddp.store.trend import trend as over_runs
+
+    result = over_runs(metric, url=url, rank=rank, tags=tags, label=label, last=last)
+    if out is not None:
+        _draw(result, out, force=force)
+    if form == "json":
+        _print_json(result.as_dict())
+    else:
+        _print_trend(result)
+
+
+@command.command()
+@click.argument("run_ids", type=int, nargs=-1, required=True, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@database_option
+def delete(run_ids: tuple[int, ...], yes: bool, url: str | None) -> None:
+    """Delete runs with all their rows; there is no way back."""
+    from nsysddp.store.database import delete as forget
+
+    if not yes:
+        click.confirm(f"Delete run {', '.join(map(str, run_ids))} for good?", abort=True, err=True)
+    forget(run_ids, url=url)
+
+
+def _gpus(run: StoredRun) -> str:
+    return ", ".join(sorted({row["gpu_name"] for row in run.ranks if row["gpu_name"]}))
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: tuple[str, ...]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from nsysddp.render.trend import printable
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in head:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(table)
+
+
+def _print_trend(result: Trend) -> None:
+    from nsysddp.render.trend import describe_change, describe_differences, scale_for, title_of
+
+    scale = scale_for(result)
+    who = "worst rank" if result.rank is None else f"rank {result.rank}"
+    click.echo(
+        f"{title_of(result.metric)} over {len(result.points)} runs, {scale.unit}; {who}, median over steps"
+    )
+    _print_table(
+        ("run", "saved (UTC)", "label", "rank", "median", "95 % interval", "best rank", "steps"),
+        [
+            (
+                str(point.run_id),
+                f"{point.created_at:%Y-%m-%d %H:%M}",
+                point.label or "",
+                "–" if point.rank is None else str(point.rank),
+                scale.show(point.value),
+                "–" if point.low is None else f"{scale.show(point.low)} to {scale.show(point.high)}",
+                scale.show(point.best),
+                str(point.steps),
+            )
+            for point in result.points
+        ],
+        right=("run", "rank", "median", "95 % interval", "best rank", "steps"),
+    )
+    for number, change in enumerate(result.change_points, 1):
+        click.echo(
+            f"change {number}: {describe_change(change, scale)}\n          {describe_differences(change)}"
+        )
+    if not result.change_points and not result.warnings:
+        click.echo("no change of level can be shown between these runs")
+    for warning in result.warnings:
+        click.echo(f"note: {warning}", err=True)
+
+
+def _draw(result: Trend, out: Path, *, force: bool) -> None:
+    """Write the picture beside its place, then rename: never half a picture, never over another unasked."""
+    from nsysddp.render.trend import draw_trend
+
+    if out.exists() and not force:
+        raise UsageError("the file is there already", file=out, do="name another or give --force")
+    try:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".nsysddp-") as folder:
+            beside = Path(folder) / out.name
+            draw_trend(result, beside)
+            beside.replace(out)
+    except OSError as error:
+        raise UsageError(f"cannot be written ({error.strerror})", file=out, do="name another place") from None
