@@ -1,0 +1,719 @@
+"""Why did the step take this long? The chain of work and waiting, over all ranks, that its end hung on.
+
+    critical_path(trace)            the path of every step over all ranks; tied ranks each get theirs
+    rank_paths(trace)               the path of every step within each rank, its waits named after the rank waited for
+
+A path is walked back from the last event along the binding predecessors of ``graph`` and cut into pieces that tile
+its window exactly:
+
+    path_ns = compute + spin + memory + graph + transfer + unmatched_communication + wait
+              + host + host_gap + sync + gap + queued + unknown                     (wait = 0 over all ranks)
+
+    critical_communication_ns = transfer + unmatched_communication        (the pieces on the path over all ranks)
+
+It differs from ``exposed`` (communication without compute beside it, on one rank: it contains waiting for others, and
+may be off the path when another rank or the host is later) and from ``tail`` (what is left after backward: a span).
+Source: ``docs/definitions.md``, critical path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import polars as pl
+
+from nsysddp.analyses.graph import EVIDENCE, Edge, Graph, build
+from nsysddp.errors import AnalysisError, UsageError
+from nsysddp.markers import parse_bucket_mark
+from nsysddp.result import Finding, Result, Warning
+from nsysddp.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.units import NS_PER_US, ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from nsysddp.trace import Trace
+
+    Ints = NDArray[np.int64]
+    Per = Literal["step", "capture"]
+
+TIE_NS = 50 * NS_PER_US
+"""Ranks whose last events end this close together are tied."""
+
+QUEUED_NS = 10 * NS_PER_US
+"""A ready event that starts this much later, while the device runs other work, was queued."""
+
+KINDS = (
+    "compute",
+    "spin",
+    "memory",
+    "graph",
+    "transfer",
+    "unmatched_communication",
+    "wait",
+    "host",
+    "sync",
+    "host_gap",
+    "gap",
+    "queued",
+    "unknown",
+)
+"""What a piece of a path can be; up to ``sync`` it is something that was recorded, from ``host_gap`` on inferred."""
+
+RECORDED_KINDS = KINDS[: KINDS.index("host_gap")]
+COMMUNICATION_KINDS = ("transfer", "unmatched_communication")
+KIND = pl.Enum(list(KINDS))
+VIAS = ("stream", "event", "launch", "host", "arrival")
+VIA = pl.Enum(list(VIAS))
+GRADES = {
+    "full": "host calls, CUDA events and streams were recorded",
+    "no_events": "CUDA event records are missing: dependencies between streams are unknown, so a wait for another "
+    "stream shows as a gap (capture with --cuda-event-trace=true)",
+    "gpu_only": "host calls are missing: only the order in streams and collectives is known, so what the host did "
+    "shows as a gap (capture with --trace=cuda)",
+}
+"""How much a path may rest on, best first."""
+
+_STEP = Column("step", TEXT, "name of the step whose window this is; null for the whole capture")
+_INDEX = Column("step_index", INT, "0-based order of the step; null for the whole capture")
+_PATH = Column("path_rank", INT, "rank with whose last event the path ends; tied ranks have a path each")
+
+PATH = Table(
+    "critical_path",
+    "one piece of a path, in order of time; the pieces of one (step, path_rank) tile its window",
+    (
+        _STEP,
+        _INDEX,
+        _PATH,
+        Column("start_ns", INT, "start of the piece"),
+        Column("end_ns", INT, "end of the piece"),
+        Column("kind", KIND, "what the piece is"),
+        Column("via", VIA, "gaps: what the delayed event or call hung on; null otherwise"),
+        Column("rank", INT, "rank on which it happened; null before the rank's first call in the capture"),
+        Column("stream", INT, "CUDA stream of the event (that ran, or that the gap delayed); null for calls"),
+        Column("thread", INT, "thread of the call (that ran, or that the gap delayed); null for events"),
+        Column("name", TEXT, "kernel, copy or API name (that ran, or that the gap delayed)"),
+        Column("event", INT, "row of the trace's events; null for calls"),
+        Column(
+            "launched_step",
+            INT,
+            "step_index in which the event was launched; calls: of the event they led to",
+        ),
+        Column("phase", TEXT, "phase in which the event was launched; calls: of the event they led to"),
+        Column("bucket", INT, "DDP bucket of the communication, from the annotation; null without"),
+        Column("waits_for", INT, "wait: the rank that arrived last; null otherwise"),
+    ),
+)
+
+PATH_STEP = Table(
+    "critical_path_step",
+    "one path: a step (or the capture), and the rank with whose last event the path ends",
+    (
+        _STEP,
+        _INDEX,
+        _PATH,
+        Column("tied", FLAG, "other ranks' last events end within 50 us: no rank may be named as the last"),
+        Column("window_start_ns", INT, "start of the window: end of the previous step's last event"),
+        Column("window_end_ns", INT, "end of the path's last event"),
+        Column("path_ns", INT, "window_end_ns - window_start_ns, the sum of the pieces"),
+        Column("critical_communication_ns", INT, "transfer and unmatched communication on the path"),
+        Column("recorded_ns", INT, "pieces that are recorded activity rather than inferred gaps"),
+        Column("recorded_ratio", FLOAT, "recorded_ns / path_ns; null when the window is empty"),
+        Column("rank_changes", INT, "times that the path moves to a rank that arrived later"),
+        Column("thread_hops", INT, "inferred steps from a call to a call of another thread"),
+        Column("ambiguous_launches", INT, "events of which launch and predecessor cannot be told apart"),
+        Column("unmatched_communication", INT, "communication pieces without a usable match"),
+        Column("grade", TEXT, "what the path could rest on: full, no_events or gpu_only"),
+    ),
+)
+
+PATH_KIND = Table(
+    "critical_path_kind",
+    "one kind of piece of one path",
+    (
+        _STEP,
+        _INDEX,
+        _PATH,
+        Column("kind", KIND, "what the pieces are"),
+        Column("duration_ns", INT, "sum of the pieces, which do not overlap"),
+        Column("pieces", INT, "number of pieces"),
+        Column("path_ratio", FLOAT, "duration_ns / path_ns"),
+    ),
+)
+
+PATH_CAUSE = Table(
+    "critical_path_cause",
+    "one thing that a path consists of: pieces of one kind, rank, phase and name",
+    (
+        _STEP,
+        _INDEX,
+        _PATH,
+        Column("kind", KIND, "what the pieces are"),
+        Column("rank", INT, "rank on which they happened; null before its first call in the capture"),
+        Column("phase", TEXT, "phase; null if none"),
+        Column("name", TEXT, "kernel, copy or API name"),
+        Column("waits_for", INT, "wait: the rank that arrived last"),
+        Column("duration_ns", INT, "sum of the pieces, which do not overlap"),
+        Column("pieces", INT, "number of pieces"),
+    ),
+)
+
+PATH_EVIDENCE = Table(
+    "critical_path_evidence",
+    "one count of what the graph of the whole capture rests on or could not resolve",
+    (
+        Column("name", TEXT, "what is counted"),
+        Column("count", INT, "how many"),
+        Column("meaning", TEXT, "in words"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """In which step and phase each event was launched.
+
+    Attributes:
+        step_index: 0-based step of each event, null if in none; shape (events,).
+        phase: phase of each event, null if in none.
+        names: name of each step, by its index; empty if the trace has no steps.
+    """
+
+    step_index: pl.Series
+    phase: pl.Series
+    names: Sequence[str]
+
+
+def critical_path(
+    trace: Trace,
+    per: Per = "step",
+    *,
+    graph: Graph | None = None,
+    membership: Membership | None = None,
+) -> Result:
+    """What bounds each step: the path over all ranks that ends with the step's last event.
+
+    Step *k* runs from the end of the last event of step *k-1* over all ranks to the end of its own last event. If
+    the last events of several ranks end within 50 us of each other, each of them gets its path and the step is tied.
+
+    Args:
+        trace: loaded with ``host=True`` for the full grade.
+        per: ``step``, or ``capture`` for one path through the whole capture (another question).
+        graph: the dependency graph, if it has been built.
+        membership: steps and phases, if they are known otherwise.
+
+    Returns:
+        The tables ``critical_path``, ``critical_path_step``, ``critical_path_kind``, ``critical_path_cause`` and
+        ``critical_path_evidence``.
+
+    Raises:
+        UsageError: if ``per`` is neither.
+        AnalysisError: if pieces do not tile a window.
+    """
+    return _answer(trace, per, graph, membership, across=True)
+
+
+def rank_paths(
+    trace: Trace,
+    per: Per = "step",
+    *,
+    graph: Graph | None = None,
+    membership: Membership | None = None,
+) -> Result:
+    """What bounds each step on each rank by itself: waiting for other ranks stays on the path, under their names.
+
+    A rank's step *k* runs from the end of its own last event of step *k-1* to the end of its last event of *k*.
+    Arguments, tables and errors as for ``critical_path``; ``path_rank`` is the rank.
+    """
+    return _answer(trace, per, graph, membership, across=False)
+
+
+def _answer(
+    trace: Trace, per: Per, graph: Graph | None, membership: Membership | None, *, across: bool
+) -> Result:
+    if per not in ("step", "capture"):
+        raise UsageError(f"a critical path is per step or per capture, not per {per!r}")
+    graph = build(trace) if graph is None else graph
+    member = _membership(trace) if membership is None else membership
+    walks = _windows(trace, member, per, across=across)
+    pieces, steps = _paths(graph, member, walks, across=across)
+    grade = _grade(trace)
+    steps = steps.with_columns(grade=pl.lit(grade))
+    key = ["step", "step_index", "path_rank"]
+    kinds = (
+        pieces.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+        .group_by([*key, "kind"])
+        .agg(pl.col("duration_ns").sum(), pieces=pl.len().cast(pl.Int64))
+        .join(steps.select(*key, "path_ns"), on=key, how="left", nulls_equal=True)
+        .with_columns(path_ratio=pl.col("duration_ns") / pl.col("path_ns"))
+        .sort("step_index", "path_rank", "kind")
+    )
+    cause = ["kind", "rank", "phase", "name", "waits_for"]
+    causes = (
+        pieces.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+        .group_by([*key, *cause])
+        .agg(pl.col("duration_ns").sum(), pieces=pl.len().cast(pl.Int64))
+        .sort(
+            "step_index",
+            "path_rank",
+            "duration_ns",
+            *cause,
+            descending=[False, False, True, *[False] * len(cause)],
+        )
+    )
+    evidence = PATH_EVIDENCE.frame(
+        [{"name": name, "count": graph.counts[name], "meaning": text} for name, text in EVIDENCE.items()]
+    )
+    tables = {
+        "critical_path": PATH.check(pieces),
+        "critical_path_step": PATH_STEP.check(steps),
+        "critical_path_kind": PATH_KIND.check(kinds),
+        "critical_path_cause": PATH_CAUSE.check(causes),
+        "critical_path_evidence": evidence,
+    }
+    return Result(
+        trace=trace,
+        tables=tables,
+        findings=_findings(tables) if across else (),
+        assumptions=(
+            "profiling itself lengthens host pieces; a host piece does not say that the GPU was idle",
+            "hops between threads of a rank are inferred from the order of their calls",
+        ),
+        warnings=_warnings(graph, grade, steps, per, member),
+    )
+
+
+def _membership(trace: Trace) -> Membership:
+    """Steps and phases by launch, from the step analysis."""
+    from nsysddp.analyses import steps
+
+    assigned = steps.assign(trace)
+    windows = steps.windows(trace)
+    names = windows.select("step_index", "step").drop_nulls().unique().sort("step_index")["step"].to_list()
+    return Membership(assigned["step_index"], assigned["phase"], names)
+
+
+# --- windows: where a path begins and with which event it ends ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Walks:
+    """The paths to walk, one row each: step (-1: capture), rank, last event, start and end of the window, tie."""
+
+    step: Ints
+    rank: Ints
+    event: Ints
+    start: Ints
+    end: Ints
+    tied: NDArray[np.bool_]
+
+
+def _windows(trace: Trace, member: Membership, per: Per, *, across: bool) -> _Walks:
+    """Windows and last events: of all ranks together, or of each rank by itself."""
+    by_step = per == "step" and len(member.names) > 0
+    lasts = (
+        trace.events.lazy()
+        .select("rank", "start_ns", "end_ns")
+        .with_row_index("event")
+        .with_columns(step=member.step_index.cast(pl.Int64) if by_step else pl.lit(-1, pl.Int64))
+        .drop_nulls("step")
+        .group_by("rank", "step")
+        .agg(
+            pl.col("event").sort_by("end_ns", "event").last().cast(pl.Int64),
+            pl.col("end_ns").max(),
+        )
+        .collect()
+    )
+    first = trace.events.group_by("rank").agg(first=pl.col("start_ns").min())
+    scope = [] if across else ["rank"]
+    windows = lasts.group_by([*scope, "step"]).agg(latest=pl.col("end_ns").max()).sort([*scope, "step"])
+    if across:
+        windows = windows.with_columns(first=pl.lit(first["first"].min(), pl.Int64))
+    else:
+        windows = windows.join(first, on="rank", how="left", maintain_order="left")
+
+    def within(expression: pl.Expr) -> pl.Expr:
+        return expression.over(scope) if scope else expression
+
+    windows = windows.with_columns(finish=within(pl.col("latest").cum_max())).with_columns(
+        begin=within(pl.col("finish").shift(1)).fill_null(pl.col("first"))
+    )
+    paths = (
+        lasts.join(windows, on=[*scope, "step"], how="inner")
+        .filter(pl.col("end_ns") > pl.col("begin"), pl.col("end_ns") >= pl.col("finish") - TIE_NS)
+        .sort("step", "rank")
+    )
+    tied = (
+        paths.select(pl.len().over("step") > 1).to_series()
+        if across
+        else pl.repeat(False, paths.height, eager=True)
+    )
+    return _Walks(
+        step=paths["step"].to_numpy(),
+        rank=paths["rank"].cast(pl.Int64).to_numpy(),
+        event=paths["event"].to_numpy(),
+        start=paths["begin"].to_numpy(),
+        end=paths["end_ns"].to_numpy(),
+        tied=tied.to_numpy(),
+    )
+
+
+# --- the walk, and the pieces that it leaves ------------------------------------------------------------------
+
+
+def _walk(begin: memoryview, before: memoryview, walks: _Walks) -> tuple[Ints, Ints]:
+    """Nodes along every path in order of time, and the path of each.
+
+    A path begins with the node that is the last to begin at or before its window, or that has no predecessor. This
+    is the only loop over nodes in the analysis, and it visits only those on paths.
+    """
+    nodes: list[int] = []
+    lengths: list[int] = []
+    for node, stop in zip(reversed(walks.event.tolist()), reversed(walks.start.tolist()), strict=True):
+        size = len(nodes)
+        at = node
+        while at >= 0:
+            nodes.append(at)
+            if begin[at] <= stop:
+                break
+            at = before[at]
+            if len(nodes) - size > len(begin):
+                raise AnalysisError("the dependency graph has a cycle")
+        lengths.append(len(nodes) - size)
+    lengths.reverse()
+    return np.asarray(nodes, dtype=np.int64)[::-1], np.repeat(np.arange(len(lengths)), lengths)
+
+
+_GAP, _WAIT, _ACTIVITY = 0, 1, 2
+"""The up to three pieces of a node, in order of time: waiting to begin, waiting for peers, and what it did."""
+
+
+def _paths(
+    graph: Graph, member: Membership, walks: _Walks, *, across: bool
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Pieces and one summary row per path."""
+    begin, before, edge = graph.across if across else (graph.begin, graph.before, graph.edge)
+    nodes, path = _walk(memoryview(begin.data), memoryview(before.data), walks)
+    is_event = nodes < graph.events
+    stop, top = walks.start[path], walks.end[path]
+    is_tail = np.ones(nodes.size, dtype=bool)  # the last event of its path
+    is_tail[:-1] = path[1:] != path[:-1]
+    is_head = np.roll(is_tail, 1)
+
+    # A node's time is cut where its successor began, and at the window's edges.
+    opened = begin[nodes]
+    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(opened, -1)))
+    opened, closed = np.maximum(opened, stop), np.maximum(closed, stop)
+    split = opened.copy()
+    split[is_event] = np.clip(graph.ready[nodes[is_event]], opened[is_event], closed[is_event])
+    idle_from = np.where(is_head, stop, np.minimum(np.roll(closed, 1), opened))
+
+    low = np.stack([idle_from, opened, split], axis=1)
+    high = np.stack([opened, split, closed], axis=1)
+    node_at, slot = np.nonzero(high > low)
+    start, end = low[node_at, slot], high[node_at, slot]
+    _assert_tiling(walks, path[node_at], start, end)
+
+    facts = _facts(graph, member, nodes, edge).with_columns(path=path)
+    hops = (
+        (pl.col("via") == "host")
+        & (pl.col("thread") != pl.col("thread").shift(1))
+        & ~pl.lit(pl.Series(is_head))
+    )
+    facts = facts.with_columns(is_hop=hops)
+    pieces = (
+        facts[node_at]
+        .with_columns(start_ns=start, end_ns=end, slot=slot)
+        .with_columns(kind=_kind(), via=pl.when(pl.col("slot") == _GAP).then("via"))
+    )
+    pieces = _queued(trace=graph.trace, pieces=pieces)
+    nowhere = (pl.col("slot") == _GAP) & pl.col("hangs_on_nothing")  # never blamed on a rank
+    pieces = pieces.with_columns(
+        *(pl.when(~nowhere).then(name).alias(name) for name in ("rank", "stream", "thread", "name", "event")),
+        waits_for=pl.when(pl.col("slot") == _WAIT).then("waits_for"),
+        bucket=pl.when(~nowhere).then("bucket"),
+    )
+    pieces = pieces.with_columns(
+        path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
+    ).with_columns(_named_step(member.names))
+    return pieces, _summarise(facts, pieces, walks, member.names)
+
+
+def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
+    """The pieces of every path follow each other without gap or overlap from its window's start to its end."""
+    same = path[1:] == path[:-1]
+    total = np.bincount(path, weights=end - start, minlength=walks.step.size).astype(np.int64)
+    heads = np.flatnonzero(np.concatenate([[True], ~same])) if path.size else path
+    if (
+        np.any(end[:-1][same] != start[1:][same])
+        or np.any(start[heads] != walks.start[path[heads]])
+        or np.any(total != walks.end - walks.start)
+    ):
+        raise AnalysisError("the pieces of a critical path do not tile its window")
+
+
+def _facts(graph: Graph, member: Membership, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
+    """What is known of each node along the paths, one row per node: rank, place, name, step, phase, bucket."""
+    trace = graph.trace
+    is_event = nodes < graph.events
+    event, call = nodes[is_event], graph.line_of(nodes[~is_event])
+    happened = trace.events[event].select(
+        pl.col("rank").cast(pl.Int64),
+        pl.col("stream").cast(pl.Int64),
+        "class",
+        name=trace.names["text"].gather(trace.events["name"].gather(event)),
+        event=event,
+        matched=graph.matched[event],
+        ambiguous=graph.ambiguous[event],
+        inside_graph=graph.queues.inside_graph[event],
+        waits_for=trace.events["rank"].gather(graph.last[event]).cast(pl.Int64),
+        bucket=_buckets(trace, event),
+    )
+    parts = [happened]
+    if graph.lines is not None and trace.calls is not None and call.size:
+        parts.append(
+            pl.DataFrame(
+                {
+                    "rank": graph.lines.rank[call].astype(np.int64),
+                    "thread": graph.lines.thread[call],
+                    "name": trace.calls["name"].gather(graph.lines.row[call]),
+                    "synchronised": (graph.edge[nodes[~is_event]] == Edge.SYNC),
+                }
+            )
+        )
+    else:
+        parts.append(pl.DataFrame(schema={"thread": pl.Int64, "synchronised": pl.Boolean}))
+    place = np.empty(nodes.size, dtype=np.int64)
+    place[np.concatenate([np.flatnonzero(is_event), np.flatnonzero(~is_event)])] = np.arange(nodes.size)
+    # Calls belong to the step and phase of the event that they led to: the next event along the path.
+    size = nodes.size
+    following = np.minimum.accumulate(np.where(is_event, np.arange(size), size)[::-1])[::-1]
+    led_to = nodes[following]
+    hung = edge[nodes].astype(np.int64)
+    return (
+        pl.concat(parts, how="diagonal")[place]
+        .with_columns(
+            hangs_on_nothing=hung == Edge.NONE,
+            via=pl.Series(hung),
+            launched_step=member.step_index.gather(led_to).cast(pl.Int64),
+            phase=member.phase.gather(led_to),
+        )
+        .with_columns(via=pl.col("via").replace_strict(_VIA_OF_EDGE, default=None, return_dtype=VIA))
+    )
+
+
+_VIA_OF_EDGE = {int(edge): edge.name.lower() for edge in Edge if edge.name.lower() in VIAS}
+
+
+def _kind() -> pl.Expr:
+    """Kind of a piece by the facts of its node and its slot; ``queued`` is found afterwards."""
+    is_call = pl.col("event").is_null()
+    gap = (
+        pl.when(pl.col("hangs_on_nothing") | pl.col("inside_graph").fill_null(False))
+        .then(pl.lit("unknown"))
+        .when(is_call)
+        .then(pl.lit("host_gap"))
+        .otherwise(pl.lit("gap"))
+    )
+    activity = (
+        pl.when(is_call & pl.col("synchronised"))
+        .then(pl.lit("sync"))
+        .when(is_call)
+        .then(pl.lit("host"))
+        .when(pl.col("class") != "communication")
+        .then(pl.col("class").cast(pl.String))
+        .when("matched")
+        .then(pl.lit("transfer"))
+        .otherwise(pl.lit("unmatched_communication"))
+    )
+    return (
+        pl.when(pl.col("slot") == _GAP)
+        .then(gap)
+        .when(pl.col("slot") == _WAIT)
+        .then(pl.lit("wait"))
+        .otherwise(activity)
+        .cast(KIND)
+    )
+
+
+def _queued(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Gaps of over 10 us in which the device was busy with other work but for 10 us: the event was queued."""
+    kind = pieces["kind"].cast(pl.String).to_numpy().copy()
+    start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
+    long = np.flatnonzero((kind == "gap") & (end - start > QUEUED_NS))
+    ranks = pieces["rank"].gather(long).to_numpy()
+    queued = np.zeros(kind.size, dtype=bool)
+    for rank in np.unique(ranks):
+        mine = long[ranks == rank]
+        busy = trace.union(int(rank), CLASSES).length_within(start[mine], end[mine])
+        queued[mine] = end[mine] - start[mine] - busy <= QUEUED_NS
+    return pieces.with_columns(kind=pl.when(pl.Series(queued)).then(pl.lit("queued", KIND)).otherwise("kind"))
+
+
+def _buckets(trace: Trace, event: Ints) -> pl.Series:
+    """DDP bucket of each communication event: the bucket range of its launching thread around its launch."""
+    found = np.full(event.size, -1, dtype=np.int64)
+    marks = [
+        (process, thread, start, end, mark.index)
+        for process, thread, start, end, text in trace.ranges.filter(
+            pl.col("text").str.starts_with("nsysddp:bucket=")
+        )
+        .select("process", "thread", "start_ns", "end_ns", "text")
+        .sort("process", "thread", "start_ns")
+        .iter_rows()
+        if (mark := parse_bucket_mark(text)) is not None
+    ]
+    chosen = np.flatnonzero((trace.events["class"].gather(event) == "communication").to_numpy())
+    if marks and chosen.size and trace.launches is not None:
+        rows = event[chosen]
+        launches = trace.launches[rows]
+        at = launches["launch_ns"].fill_null(-1).to_numpy()
+        thread = launches["thread"].fill_null(-1).to_numpy()
+        ranks = trace.events["rank"].gather(rows).to_list()
+        process = np.asarray([trace.process_of_rank[rank] for rank in ranks], dtype=np.int64)
+        table = np.asarray(marks, dtype=np.int64)
+        for owner, number in {(mark[0], mark[1]) for mark in marks}:
+            own = table[(table[:, 0] == owner) & (table[:, 1] == number)]
+            mine = np.flatnonzero((process == owner) & (thread == number))
+            place = np.searchsorted(own[:, 2], at[mine], side="right") - 1
+            inside = (place >= 0) & (at[mine] < own[place, 3])
+            found[chosen[mine[inside]]] = own[place[inside], 4]
+    return pl.select(pl.when(pl.lit(pl.Series(found)) >= 0).then(pl.lit(pl.Series(found)))).to_series()
+
+
+def _summarise(
+    facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: Sequence[str]
+) -> pl.DataFrame:
+    """One row per path, from its nodes (``facts``) and its pieces."""
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    own = pieces.group_by("path").agg(
+        recorded_ns=duration.filter(pl.col("kind").is_in(RECORDED_KINDS)).sum(),
+        critical_communication_ns=duration.filter(pl.col("kind").is_in(COMMUNICATION_KINDS)).sum(),
+        unmatched_communication=(pl.col("kind") == "unmatched_communication").sum().cast(pl.Int64),
+    )
+    counts = facts.group_by("path").agg(
+        rank_changes=(pl.col("via") == "arrival").sum().cast(pl.Int64),
+        thread_hops=pl.col("is_hop").sum().cast(pl.Int64),
+        ambiguous_launches=pl.col("ambiguous").fill_null(False).sum().cast(pl.Int64),
+    )
+    return (
+        pl.DataFrame(
+            {
+                "step_index": walks.step,
+                "path_rank": walks.rank,
+                "tied": walks.tied,
+                "window_start_ns": walks.start,
+                "window_end_ns": walks.end,
+            }
+        )
+        .with_row_index("path")
+        .with_columns(pl.col("path").cast(pl.Int64))
+        .join(own, on="path", how="left", maintain_order="left")
+        .join(counts, on="path", how="left", maintain_order="left")
+        .with_columns(
+            path_ns=pl.col("window_end_ns") - pl.col("window_start_ns"),
+        )
+        .with_columns(recorded_ratio=pl.col("recorded_ns") / pl.col("path_ns"))
+        .with_columns(_named_step(names))
+    )
+
+
+def _named_step(names: Sequence[str]) -> list[pl.Expr]:
+    """The columns ``step_index`` and ``step`` from an index that is -1 for the whole capture."""
+    index = pl.when(pl.col("step_index") >= 0).then("step_index")
+    known = dict(enumerate(names))
+    name = (
+        index.replace_strict(known, default=None, return_dtype=pl.String)
+        if known
+        else pl.lit(None, pl.String)
+    )
+    return [index.alias("step_index"), name.alias("step")]
+
+
+# --- what it means ----------------------------------------------------------------------------------------------
+
+
+def _grade(trace: Trace) -> str:
+    """How much the path can rest on, from what the capture holds."""
+    if trace.calls is None or trace.launches is None or trace.calls.is_empty():
+        return "gpu_only"
+    used = trace.calls["name"].str.contains(r"^(cuda|cu)(StreamWaitEvent|EventRecord)").any()
+    recorded = trace.records is not None and trace.records["sync_id"].is_not_null().any()
+    return "no_events" if used and not recorded else "full"
+
+
+def _warnings(
+    graph: Graph, grade: str, steps: pl.DataFrame, per: Per, member: Membership
+) -> tuple[Warning, ...]:
+    """What is missing, inferred or unresolved, with how often."""
+    counts = graph.counts
+    found: list[tuple[str, int, str]] = []
+    if grade != "full":
+        found.append((f"critical_path_{grade}", 1, f"critical path at lower grade: {GRADES[grade]}"))
+    if per == "step" and not member.names:
+        found.append(("no_steps", 1, "no step ranges: the path is that of the whole capture"))
+    for name in (
+        "unresolved_waits",
+        "late_waits",
+        "negative_launches",
+        "ambiguous_launches",
+        "unmatched_communication",
+        "ended_before_arrival",
+        "unresolved_calls",
+    ):
+        if counts[name]:
+            found.append((f"critical_path_{name}", counts[name], EVIDENCE[name]))
+    tied = int(steps.filter("tied").n_unique("step_index")) if steps.height else 0
+    if tied:
+        found.append(
+            ("critical_path_tied", tied, "windows in which several ranks end within 50 us: all are given")
+        )
+    return tuple(Warning(*one) for one in found)
+
+
+def _findings(tables: dict[str, pl.DataFrame], most: int = 3) -> tuple[Finding, ...]:
+    """What the paths of all windows consist of mostly: the largest causes, in ns per window, ties left out."""
+    steps, causes = tables["critical_path_step"], tables["critical_path_cause"]
+    clear = steps.filter(~pl.col("tied"))
+    if clear.is_empty():
+        return ()
+    total = int(clear["path_ns"].sum())
+    cause = ["kind", "rank", "phase", "name"]
+    key = ["step_index", "path_rank"]
+    largest = (
+        causes.join(clear.select(key), on=key, how="semi", nulls_equal=True)
+        .group_by(cause)
+        .agg(pl.col("duration_ns").sum())
+        .sort("duration_ns", *cause, descending=[True, False, False, False, False], nulls_last=True)
+        .head(most)
+    )
+    found = []
+    for kind, rank, phase, name, duration in largest.select(*cause, "duration_ns").iter_rows():
+        each = duration / clear.height
+        place = "before its first call in the capture" if rank is None else f"on rank {rank}"
+        within = f" in {phase}" if phase else ""
+        found.append(
+            Finding(
+                code="critical_path",
+                message=f"{kind} {name or ''} {place}{within}: {ms(each):.3f} ms of {ms(total / clear.height):.3f} ms "
+                f"on the critical path per window ({duration / total:.1%})".replace("  ", " "),
+                rank=rank,
+                value=each,
+                unit="ns",
+                rows=(
+                    {
+                        "table": "critical_path_cause",
+                        "kind": kind,
+                        "rank": rank,
+                        "phase": phase,
+                        "name": name,
+                    },
+                ),
+                severity=duration / total if total else 0.0,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,460 @@
+"""What did each GPU event and host call have to wait for last? The dependency graph of a run, from what was recorded.
+
+Every event and call gets its *binding* predecessor: of all that it had to wait for, the one that finished last, not
+after its own start. The critical path is then a walk along these (``critical_path``). Each kind of edge is one
+``Rule`` that can be left out, so that a test can show what it is needed for. Source: ``docs/definitions.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.analyses.host import Blocking, Calls, HostLines, blocking_kind, host_lines
+from nsysddp.analyses.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
+from nsysddp.errors import AnalysisError
+from nsysddp.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from nsysddp.trace import Trace
+
+    Ints = NDArray[np.int64]
+
+CLOCK_TOLERANCE_NS = 100 * NS_PER_US
+"""Residual of a clock alignment above which ranks are not compared (definitions: when)."""
+
+
+class Rule(Enum):
+    """One rule of the graph; see the definition of the critical path."""
+
+    QUEUE = auto()
+    """An event waits for the one ahead of it in its queue."""
+    EVENT = auto()
+    """An event waits for what the stream waits enqueued ahead of it stand for."""
+    PASS_THROUGH = auto()
+    """A record also stands for what its queue waited for."""
+    GRAPH_NODES = auto()
+    """Nodes of one CUDA graph launch have no order among each other."""
+    LAUNCH = auto()
+    """An event waits for the end of the call that launched it."""
+    EARLY_START = auto()
+    """If it ran before that call returned, it waited for the call's start."""
+    HOST_ORDER = auto()
+    """A call waits for the one before it in its rank's line."""
+    NESTED_CALLS = auto()
+    """Calls inside another call are part of it."""
+    POLLING_THREADS = auto()
+    """Threads that never launch work on a rank are not in its line."""
+    SYNC_DEVICE = auto()
+    """A device synchronisation waits for all work launched before it on the rank."""
+    SYNC_STREAM = auto()
+    """A stream synchronisation waits for what is enqueued in the stream."""
+    SYNC_EVENT = auto()
+    """An event synchronisation waits for what the newest earlier record of the event stands for."""
+    SYNC_COPY = auto()
+    """A blocking copy waits for its own event."""
+    ARRIVAL = auto()
+    """A collective cannot transfer before the last rank has arrived."""
+
+
+ALL_RULES = frozenset(Rule)
+
+_SYNC_RULES = {
+    Blocking.DEVICE: Rule.SYNC_DEVICE,
+    Blocking.STREAM: Rule.SYNC_STREAM,
+    Blocking.EVENT: Rule.SYNC_EVENT,
+    Blocking.COPY: Rule.SYNC_COPY,
+    Blocking.COPY_TO_HOST: Rule.SYNC_COPY,
+}
+
+
+class Edge(IntEnum):
+    """By what a node hangs on its binding predecessor."""
+
+    NONE = 0
+    STREAM = 1
+    EVENT = 2
+    LAUNCH = 3
+    HOST = 4
+    SYNC = 5
+    ARRIVAL = 6
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Binding predecessors of all events and calls.
+
+    Nodes are numbered: first the events (row of ``Trace.events``), then the calls of the host lines
+    (``lines``), then for each call that waited for an event a second node, its *entry*: the part before it waited,
+    which an event launched by that very call (a blocking copy) hangs on.
+
+    A node's own time is ``[begin, end)``. If the walk comes from a successor that began before ``end`` (an event
+    that ran before its launch call returned) it is cut there.
+
+    Attributes:
+        trace: what it was made from.
+        begin: start of each node's own time, in ns; of a call that waited, the end of what it waited for.
+        end: end of each node's own time, in ns.
+        before: binding predecessor within the rank, -1 if none is known.
+        edge: kind of the edge to it (``Edge``).
+        ambiguous: the event ran before its launch call returned, and its predecessor ended inside that call.
+        ready: for each event the time from which it transferred: the last arrival of its collective if that was
+            inside the event, else its start; shape (events,).
+        last: for each event the event of the rank that arrived last (itself if it is no matched collective, or
+            if it ended before); shape (events,).
+        matched: the event is communication whose transfer is known from a valid match; shape (events,).
+        queues: order of the queues and edges by CUDA events.
+        lines: calls of the host; empty if the export has none.
+        counts: what could not be resolved, by name (see ``EVIDENCE``), over the whole capture.
+    """
+
+    trace: Trace
+    begin: Ints
+    end: Ints
+    before: Ints
+    edge: NDArray[np.uint8]
+    ambiguous: NDArray[np.bool_]
+    ready: Ints
+    last: Ints
+    matched: NDArray[np.bool_]
+    queues: Queues
+    lines: HostLines | None
+    counts: dict[str, int]
+
+    @property
+    def events(self) -> int:
+        """Number of events, which is also the first node that is a call."""
+        return self.trace.events.height
+
+    def line_of(self, node: Ints) -> Ints:
+        """Position in ``lines`` of the nodes that are calls (either node of a call); others give -1."""
+        if self.lines is None:
+            return np.full(node.shape, -1, dtype=np.int64)
+        calls = self.lines.start.size
+        place = node - self.events
+        late = place >= calls
+        place = np.where(
+            late, self._waiting_calls[np.where(late, place - calls, 0)] if late.any() else 0, place
+        )
+        return np.where(node < self.events, -1, place)
+
+    @cached_property
+    def _waiting_calls(self) -> Ints:
+        assert self.lines is not None
+        return np.flatnonzero(self.lines.awaited >= 0)
+
+    @cached_property
+    def across(self) -> tuple[Ints, Ints, NDArray[np.uint8]]:
+        """``begin``, ``before`` and ``edge`` for a walk over all ranks: it leaves a collective at the last arrival."""
+        jumps = np.flatnonzero(self.last != np.arange(self.events))
+        begin, before, edge = self.begin.copy(), self.before.copy(), self.edge.copy()
+        begin[jumps], before[jumps], edge[jumps] = self.ready[jumps], self.last[jumps], Edge.ARRIVAL
+        return begin, before, edge
+
+
+EVIDENCE = {
+    "waits": "stream waits",
+    "unresolved_waits": "stream waits whose record is not in the capture",
+    "empty_waits": "stream waits for a record made before any event of the capture",
+    "late_waits": "events that started before what they waited for had ended (edge left out)",
+    "events": "GPU events",
+    "unlaunched_events": "events without a launch call",
+    "early_events": "events that ran before their launch call returned",
+    "negative_launches": "events that started before their launch call (edge left out)",
+    "ambiguous_launches": "early events whose other predecessor ended inside the launch call",
+    "communication": "communication events",
+    "unmatched_communication": "communication events without a usable match on other ranks",
+    "ended_before_arrival": "matched communication events that ended before the last arrival (no jump)",
+    "blocking_calls": "synchronising calls",
+    "unresolved_calls": "stream or event synchronisations of which nothing says what they waited for",
+}
+
+
+def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
+    """What each event and call of the trace waited for last.
+
+    Args:
+        trace: loaded with its host tables; without them the graph has queue order and collectives only.
+        rules: the kinds of edges to use; all of them but in tests.
+    """
+    active = frozenset(rules)
+    events = trace.events
+    count = events.height
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    operations = _operations(trace)
+    queues = follow_queues(
+        trace,
+        operations.filter(pl.col("operation").is_not_null()),
+        pass_through=Rule.PASS_THROUGH in active,
+        order_in_graphs=Rule.GRAPH_NODES not in active,
+    )
+    lines = _lines(trace, operations, queues, active)
+    calls = lines.start.size if lines else 0
+
+    ready, last, matched, ended_early = _arrivals(trace, active)
+
+    # Candidates of an event, each with the time from which it allowed the event to start.
+    ahead, signal = queues.before, queues.awaited
+    launcher = lines.launcher if lines else np.full(count, -1, dtype=np.int64)
+    none = np.full(count, NEVER, dtype=np.int64)
+    by_queue, by_signal, by_launch = none, none.copy(), none.copy()
+    early = np.zeros(count, dtype=bool)
+    late_waits = negative = 0
+    if Rule.QUEUE in active and count:
+        finished = end[ahead] <= start
+        # An overlapping predecessor (programmatic dependent launch) has at least to have begun; but a collective
+        # that still waited for its peers then let this event pass.
+        passed = (ahead < 0) | (~finished & (ready[ahead] > start))
+        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], start[ahead]))
+    if Rule.EVENT in active and count:
+        usable = (signal >= 0) & (end[signal] <= start)
+        by_signal = np.where(usable, end[signal], NEVER)
+        late_waits = int(((signal >= 0) & ~usable).sum())
+    if lines and calls and Rule.LAUNCH in active:
+        launched = launcher >= 0
+        opened, closed = lines.start[launcher], lines.end[launcher]
+        early = launched & (closed > start) & (opened <= start)
+        negative = int((launched & (opened > start)).sum())
+        by_launch = np.where(launched & (closed <= start), closed, NEVER)
+        if Rule.EARLY_START in active:
+            by_launch = np.where(early, opened, by_launch)
+    times = np.stack([by_queue, by_signal, by_launch])
+    choice = times.argmax(axis=0) if count else np.empty(0, dtype=np.int64)
+    latest = times.max(axis=0) if count else none
+
+    begin = np.concatenate([start, *_call_times(lines, lines.start if lines else None)])
+    finish = np.concatenate([end, *_call_times(lines, lines.end if lines else None)])
+    before = np.full(begin.size, -1, dtype=np.int64)
+    edge = np.zeros(begin.size, dtype=np.uint8)
+    entry = np.arange(count, count + calls)  # node at which an event hangs on its launch call
+    if lines and calls:
+        waiting = np.flatnonzero(lines.awaited >= 0)
+        entry[waiting] = count + calls + np.arange(waiting.size)
+        exits = count + waiting
+        host = np.where(lines.before >= 0, lines.before + count, -1)
+        if Rule.HOST_ORDER not in active:
+            host = np.full(calls, -1, dtype=np.int64)
+        before[count : count + calls] = host
+        before[count + calls :] = host[waiting]
+        edge[count:] = np.where(before[count:] >= 0, Edge.HOST, Edge.NONE)
+        begin[exits] = end[lines.awaited[waiting]]
+        before[exits] = lines.awaited[waiting]
+        edge[exits] = Edge.SYNC
+    if count:
+        at_call = entry[launcher] if calls else launcher
+        before[:count] = np.where(latest > NEVER, np.choose(choice, [ahead, signal, at_call]), -1)
+        edge[:count] = np.where(latest > NEVER, choice + 1, Edge.NONE)
+    ambiguous = early & (choice != 2) & (latest > by_launch) & (by_launch > NEVER)
+
+    communication = (events["class"] == "communication").to_numpy()
+    return Graph(
+        trace=trace,
+        begin=begin,
+        end=finish,
+        before=before,
+        edge=edge,
+        ambiguous=ambiguous,
+        ready=ready,
+        last=last,
+        matched=matched,
+        queues=queues,
+        lines=lines,
+        counts={
+            "waits": queues.waits,
+            "unresolved_waits": queues.unresolved_waits,
+            "empty_waits": queues.empty_waits,
+            "late_waits": late_waits,
+            "events": count,
+            "unlaunched_events": int((launcher < 0).sum()),
+            "early_events": int(early.sum()),
+            "negative_launches": negative,
+            "ambiguous_launches": int(ambiguous.sum()),
+            "communication": int(communication.sum()),
+            "unmatched_communication": int((communication & ~matched).sum()) - ended_early,
+            "ended_before_arrival": ended_early,
+            "blocking_calls": lines.blocking_calls if lines else 0,
+            "unresolved_calls": lines.unresolved_calls if lines else 0,
+        },
+    )
+
+
+def _call_times(lines: HostLines | None, times: Ints | None) -> list[Ints]:
+    """The times of the two kinds of call nodes: every call, and the entries of those that waited."""
+    if lines is None or times is None:
+        return []
+    return [times, times[lines.awaited >= 0]]
+
+
+def _operations(trace: Trace) -> pl.DataFrame:
+    """What the host did to queues, and its synchronising calls, ordered by process and time.
+
+    One row per record, stream wait and synchronising call that has a row: ``process``, ``context``, ``stream``,
+    ``time_ns``, ``operation`` (null for a call that asks nothing of a queue), ``sync_id``, ``event_id``, ``row`` of
+    ``Trace.calls`` and ``kind`` (Blocking) of the call.
+    """
+    calls = trace.calls if trace.calls is not None else schema.CALLS.empty()
+    records = trace.records if trace.records is not None else schema.RECORDS.empty()
+    syncs = trace.syncs if trace.syncs is not None else schema.SYNCS.empty()
+    columns = ["process", "context", "stream", "correlation", "event_id", "sync_id"]
+    rows = pl.concat(
+        [
+            records.select(*columns, fallback_ns=pl.lit(None, pl.Int64), type=pl.lit(0, pl.Int64)),
+            syncs.select(*columns, fallback_ns="start_ns", type="type"),
+        ]
+    )
+    kinds = {name: int(blocking_kind(name)) for name in calls["name"].unique().to_list() if name is not None}
+    blocking = [name for name, kind in kinds.items() if kind]
+    named = calls.lazy().with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    linked = named.filter(pl.col("correlation") >= 0).join(
+        rows.lazy().select("process", "correlation").unique(), on=["process", "correlation"], how="semi"
+    )
+    rows = rows.join(
+        linked.select("process", "correlation", "row", "name", "start_ns")
+        .collect()
+        .sort("start_ns")  # of a runtime call around a driver call with the same id, the outer one
+        .unique(["process", "correlation"], keep="first", maintain_order=True),
+        on=["process", "correlation"],
+        how="left",
+    )
+    # A call without any row still blocks: most device synchronisations have none.
+    bare = (
+        named.filter(pl.col("name").is_in(blocking))
+        .select("process", "row", "name", "start_ns")
+        .collect()
+        .filter(~pl.col("row").is_in(rows["row"].drop_nulls().implode()))
+    )
+    kind = pl.col("name").replace_strict(kinds, default=0, return_dtype=pl.Int64)
+    return (
+        pl.concat([rows, bare], how="diagonal")
+        .with_columns(
+            kind=kind,
+            time_ns=pl.coalesce("start_ns", "fallback_ns"),
+        )
+        .with_columns(
+            operation=pl.when(pl.col("type") == 0)
+            .then(RECORD)
+            .when(pl.col("kind") == int(Blocking.STREAM))
+            .then(MARK)
+            # A stream synchronisation is logged as a wait too, for no record (sync id null), at times without a call.
+            .when((pl.col("type") == 2) & (pl.col("sync_id").is_not_null() | pl.col("row").is_not_null()))
+            .then(WAIT)
+        )
+        .with_columns(
+            # Without a queue (no row), or without a time, nothing can be said about a queue.
+            operation=pl.when(pl.col("time_ns").is_not_null() & pl.col("stream").is_not_null()).then(
+                "operation"
+            )
+        )
+        .sort("process", "time_ns", maintain_order=True)
+    )
+
+
+def _lines(
+    trace: Trace, operations: pl.DataFrame, queues: Queues, active: frozenset[Rule]
+) -> HostLines | None:
+    """The calls of the host with what they waited for; None if the trace has no calls."""
+    if trace.calls is None or trace.launches is None or trace.calls.is_empty():
+        return None
+    value = np.full(operations.height, -1, dtype=np.int64)
+    value[operations["operation"].is_not_null().to_numpy()] = queues.value
+    valued = operations.with_columns(value=value)
+    blocking = valued.filter(pl.col("row").is_not_null(), pl.col("kind") > 0)
+    recorded = valued.filter(pl.col("operation") == RECORD).select(
+        "process", "event_id", "time_ns", recorded="value"
+    )
+    # What an event synchronisation waits for: the newest earlier record of that event (ids are reused).
+    blocking = (
+        blocking.sort("time_ns")
+        .join_asof(
+            recorded.sort("time_ns"),
+            on="time_ns",
+            by=["process", "event_id"],
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .with_columns(
+            target=pl.when(pl.col("kind") == int(Blocking.EVENT))
+            .then(pl.col("recorded").fill_null(-1))
+            .otherwise("value")
+        )
+    )
+    off = [int(kind) for kind, rule in _SYNC_RULES.items() if rule not in active]
+    return host_lines(
+        trace,
+        Calls.of(trace.calls, fold=Rule.NESTED_CALLS in active),
+        blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "target"),
+        all_threads=Rule.POLLING_THREADS not in active,
+    )
+
+
+def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Ints, NDArray[np.bool_], int]:
+    """``ready``, ``last`` and ``matched`` of every event, and how many ended before the last arrival."""
+    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
+    count = start.size
+    ready, last = start.copy(), np.arange(count)
+    matched = np.zeros(count, dtype=bool)
+    if Rule.ARRIVAL not in active:
+        return ready, last, matched, 0
+    usable = {
+        rank
+        for rank, residual in trace.ranks.select("rank", "clock_residual_ns").iter_rows()
+        if residual is None or residual <= CLOCK_TOLERANCE_NS
+    }
+    rows = trace.collectives.with_columns(
+        rank=trace.events["rank"].gather(trace.collectives["event"]),
+        start_ns=trace.events["start_ns"].gather(trace.collectives["event"]),
+    ).filter(pl.col("rank").is_in(list(usable)))
+    groups = (
+        rows.filter(pl.col("collective_id").is_not_null(), pl.col("ready_peers").is_null())
+        .sort("collective_id", "start_ns", "rank", descending=[False, True, False])
+        .with_columns(
+            last=pl.col("event").first().over("collective_id"),
+            ready=pl.col("start_ns").first().over("collective_id"),
+            members=pl.len().over("collective_id"),
+        )
+        .filter(pl.col("members") > 1)
+        .select("event", "last", "ready")
+    )
+    peers = (
+        rows.filter(pl.col("ready_peers").is_not_null()).select("event", peer="ready_peers").explode("peer")
+    )
+    peers = peers.filter(pl.col("peer").is_not_null())
+    pairs = (
+        peers.with_columns(ready=trace.events["start_ns"].gather(peers["peer"]))
+        .sort("event", "ready", "peer", descending=[False, True, False])
+        .group_by("event", maintain_order=True)
+        .first()
+        .select("event", last="peer", ready="ready")
+    )
+    found = pl.concat([groups, pairs])
+    event, arriver, arrival = (found[name].to_numpy() for name in ("event", "last", "ready"))
+    own = start[event] >= arrival  # it arrived last itself, or at the same time
+    arriver, arrival = np.where(own, event, arriver), np.where(own, start[event], arrival)
+    in_time = arrival < end[event]
+    ended_early = int((~in_time & ~own).sum())
+    in_time |= own
+    event, arriver, arrival = event[in_time], arriver[in_time], arrival[in_time]
+    ready[event], last[event], matched[event] = arrival, arriver, True
+    return ready, last, matched, ended_early
+
+
+def check(graph: Graph) -> None:
+    """Assert that no node begins before its binding predecessor does.
+
+    Raises:
+        AnalysisError: if one does: then a walk would go forward in time.
+    """
+    for begin, before, _ in ((graph.begin, graph.before, graph.edge), graph.across):
+        linked = np.flatnonzero(before >= 0)
+        if np.any(begin[before[linked]] > begin[linked]):
+            raise AnalysisError("the dependency graph has an edge that leads forward in time")
