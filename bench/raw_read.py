@@ -25,17 +25,16 @@ def read(path: Path, low: int, high: int) -> pa.Table:
         return cursor.fetch_arrow_table()
 
 
-def main() -> None:
-    """Read the export named on the command line and print how many rows came."""
-    path = Path(sys.argv[1])
+def kernel_rows(path: Path) -> int:
+    """Read all rows in two ranges; how many there were."""
     with adbc.connect(f"file:{path}?mode=ro") as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT min(rowid), max(rowid) + 1 FROM {TABLE}")
         ((low, high),) = cursor.fetchall()
     middle = (low + high) // 2
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(read, (path, path), (low, middle), (middle, high)))
-    print(sum(part.num_rows for part in parts))
+    return sum(part.num_rows for part in parts)
 
 
 if __name__ == "__main__":
-    main()
+    print(kernel_rows(Path(sys.argv[1])))

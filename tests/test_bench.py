@@ -14,7 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 import itertools
 
+from check import compare
 from generate import Size, generate, truth_path
+from raw_read import kernel_rows
 
 STEP_TABLES = {"CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"}
 
@@ -163,3 +165,30 @@ def test_the_export_is_deterministic_and_like_a_real_one(made: tuple[Path, Size]
         truth_path(without).read_text().partition("steps")[2]
         == truth_path(path).read_text().partition("steps")[2]
     )
+
+
+def test_the_check_finds_what_differs() -> None:
+    right = [
+        {"rank": 0, "step": "step 0", "idle_ns": 5, "hidden_wait_ns": 3},
+        {"rank": 1, "step": None, "idle_ns": 5},
+    ]
+    assert compare(right, right) == {
+        "rows": 2,
+        "equal": 7,
+        "different": 0,
+        "first_differences": [],
+        "null": [],
+    }
+    wrong = [{"rank": 0, "step": "step 0", "idle_ns": 6, "hidden_wait_ns": None}, {"rank": 2, "step": None}]
+    found = compare(wrong, right)
+    assert found["first_differences"] == [
+        "rank 0 step 0 idle_ns: 6, right is 5",
+        "rank 1 None: no row",
+        "rank 2 None: not in the truth",
+    ]
+    assert found["null"] == ["hidden_wait_ns"]
+
+
+def test_the_raw_read_reads_every_kernel(made: tuple[Path, Size]) -> None:
+    path, _ = made
+    assert kernel_rows(path) == 600
