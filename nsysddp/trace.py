@@ -11,6 +11,7 @@ import polars as pl
 
 from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals
+from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,6 +71,7 @@ class Trace:
         warnings: what reading had to leave out or infer.
         assumptions: what reading took for granted.
         process_of_rank: rank to row of ``processes``.
+        step_pattern, phase_patterns: the patterns that decided which ranges were read.
     """
 
     ranks: pl.DataFrame
@@ -81,6 +83,8 @@ class Trace:
     collectives: pl.DataFrame
     inputs: tuple[Input, ...]
     process_of_rank: dict[int, int]
+    step_pattern: str = DEFAULT_STEP_PATTERN
+    phase_patterns: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PHASE_PATTERNS))
     launches: pl.DataFrame | None = None
     shapes: pl.DataFrame | None = None
     calls: pl.DataFrame | None = None

@@ -1,0 +1,1 @@
+"""From nsys exports to a validated Trace: reading, identity, clocks, payloads, attribution and matching."""

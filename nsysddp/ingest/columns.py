@@ -1,0 +1,155 @@
+"""Turn Arrow batches of an export into small typed numpy columns, checked value by value.
+
+Nulls, text in a number column and times out of range are what damaged exports hold; each is either refused with
+one clear line or left out and counted, never silently turned into a number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.errors import ReportError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Column = NDArray[Any]
+
+TIME_LIMIT_NS = 1 << 61
+"""Times beyond this (73 years) cannot be real and would overflow when clocks are aligned."""
+
+NONE = -1
+"""Stands for a null id (correlation, context, process) in numpy columns."""
+
+
+class Codes:
+    """Small consecutive codes for a few large integers (process ids), shared by the reading threads."""
+
+    def __init__(self) -> None:
+        self._code: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def values(self) -> list[int]:
+        """The encoded values; a value's position is its code."""
+        return list(self._code)
+
+    def encode(self, values: Column, *, add: bool = True) -> Column:
+        """Codes of the values as int32; -1 for a value that is new while ``add`` is off."""
+        codes = np.full(values.size, -1, dtype=np.int32)
+        left = values.size
+        for value, code in list(self._code.items()):
+            hit = values == value
+            count = int(np.count_nonzero(hit))
+            if count:
+                codes[hit] = code
+                left -= count
+            if not left:
+                return codes
+        if add:
+            fresh = codes < 0
+            for value in np.unique(values[fresh]).tolist():
+                with self._lock:
+                    code = self._code.setdefault(int(value), len(self._code))
+                codes[values == value] = code
+        return codes
+
+
+def integers(
+    batch: pl.DataFrame, name: str, dtype: type[np.generic], report: str, *, null: int | None = None
+) -> Column:
+    """One integer column of a batch.
+
+    Args:
+        batch: the rows.
+        name: column of the query.
+        dtype: numpy type it must fit in.
+        report: file name for messages.
+        null: what stands for null; None refuses nulls.
+
+    Raises:
+        ReportError: nulls, text, reals, or values that do not fit.
+    """
+    column = batch[name]
+    if not column.dtype.is_integer() and column.null_count() < column.len():
+        raise _damaged(f"column {name} holds {column.dtype} values", report)
+    if column.null_count():
+        if null is None:
+            raise _damaged(f"column {name} holds NULL", report)
+        column = column.cast(pl.Int64).fill_null(null)
+    values = column.to_numpy()
+    limits = np.iinfo(np.dtype(dtype))
+    if (
+        values.size
+        and np.dtype(dtype).itemsize < 8
+        and (values.min() < limits.min or values.max() > limits.max)
+    ):
+        raise _damaged(f"column {name} holds values that no real export has", report)
+    return values.astype(dtype)
+
+
+def _damaged(what: str, report: str) -> ReportError:
+    return ReportError(what, file=report, do="the export is damaged: export the report again")
+
+
+@dataclass
+class Gathered:
+    """Columns collected from batches of several row ranges, put back into row order at the end."""
+
+    parts: dict[int, dict[str, list[Column]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    dropped: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, part: int, columns: Mapping[str, Column], dropped: int = 0) -> None:
+        """Append one batch of a row range."""
+        with self._lock:
+            for name, values in columns.items():
+                self.parts[part][name].append(values)
+            self.dropped += dropped
+
+    def column(self, name: str, dtype: type[np.generic]) -> Column:
+        """One column over all ranges; its parts are released."""
+        pieces = [piece for part in sorted(self.parts) for piece in self.parts[part].pop(name, [])]
+        return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype=dtype)
+
+
+def plausible(start: Column, end: Column) -> Column:
+    """Which rows have times that can be: in range, and not ending before they start."""
+    return (end >= start) & (start > -TIME_LIMIT_NS) & (end < TIME_LIMIT_NS)
+
+
+def frame(batch: pa.RecordBatch) -> pl.DataFrame:
+    """An Arrow batch as a polars frame, without copying."""
+    made = pl.from_arrow(batch)
+    assert isinstance(made, pl.DataFrame)
+    return made
+
+
+def stable_order(start: Column, ties: Sequence[Column]) -> Column:
+    """Order by start, ties by the further columns, as row positions; nearly sorted input costs one pass.
+
+    Exports come nearly sorted, so the merge sort behind ``stable`` is linear; the few runs of equal starts are
+    then put into a canonical order, which makes every answer independent of the order of rows in the file.
+    """
+    order = np.argsort(start, kind="stable")
+    ascending = start[order]
+    same = np.flatnonzero(ascending[1:] == ascending[:-1])
+    if same.size:
+        member = np.zeros(start.size, dtype=bool)
+        member[same] = True
+        member[same + 1] = True
+        places = np.flatnonzero(member)
+        rows = order[places]
+        keys = [tie[rows] for tie in reversed(ties)]
+        order[places] = rows[np.lexsort([*keys, start[rows]])]
+    return order

@@ -1,0 +1,482 @@
+"""Read what the host did: launch calls, NVTX ranges, NCCL calls, event records, synchronisations, GPU metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.ingest import sql
+from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
+from nsysddp.ingest.gpu import strings
+from nsysddp.ingest.payload import Schemas
+from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
+from nsysddp.markers import parse_bucket_mark, parse_rank_mark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+THREAD_MASK = 0xFFFFFF
+_MARK, _PUSH_POP, _START_END, _IMPORTED, _IMPORTED_START_END, _DOMAIN = 34, 59, 60, 70, 71, 75
+_STYLE = {
+    _MARK: "mark",
+    _PUSH_POP: "push_pop",
+    _START_END: "start_end",
+    _IMPORTED: "push_pop",
+    _IMPORTED_START_END: "start_end",
+}
+NCCL_CALL = re.compile(
+    r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|All[Tt]o[Aa]ll|Gather|Scatter"
+    r"|GroupStart|GroupEnd|CommInit\w*|CommSplit)"
+)
+"""NCCL API calls whose ranges matter; NCCL's domain has others (ncclCommCount, ...)."""
+
+_API_VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$|_(ptsz|ptds)$")
+
+
+def api_name(name: str) -> str:
+    """A CUDA API name without its version suffix: ``cudaLaunchKernel_v7000`` -> ``cudaLaunchKernel``."""
+    return _API_VERSION.sub("", name)
+
+
+@dataclass
+class LaunchTable:
+    """Launch calls by process and correlation id, as gather arrays.
+
+    Correlation ids are small dense integers inside a process, so an array per process replaces a hash join; where
+    they are not, a sorted array does. If several calls carry one id (a runtime call around a driver call), the
+    outermost, that is the earliest, counts.
+    """
+
+    low: dict[int, int]
+    start: dict[int, NDArray[np.int64]]
+    end: dict[int, NDArray[np.int64]]
+    thread: dict[int, NDArray[np.int32]]
+    keys: dict[int, NDArray[np.int64]]
+
+    UNKNOWN = np.iinfo(np.int64).max
+
+    @classmethod
+    def for_events(cls, process: NDArray[Any], correlation: NDArray[Any]) -> LaunchTable:
+        """Empty arrays large enough for the launches of these events (correlation -1: none)."""
+        table = cls({}, {}, {}, {}, {})
+        for code in range(int(process.max()) + 1 if process.size else 0):
+            ids = correlation[(process == code) & (correlation >= 0)]
+            if not ids.size:
+                continue
+            low, high = int(ids.min()), int(ids.max())
+            size = high - low + 1
+            if size > 8 * ids.size + 1_000_000:
+                table.keys[code] = np.unique(ids)
+                size = table.keys[code].size
+            table.low[code] = low
+            table.start[code] = np.full(size, cls.UNKNOWN, dtype=np.int64)
+            table.end[code] = np.zeros(size, dtype=np.int64)
+            table.thread[code] = np.zeros(size, dtype=np.int32)
+        return table
+
+    def _place(self, code: int, correlation: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Array positions of the ids, and which of them have one."""
+        if code in self.keys:
+            keys = self.keys[code]
+            at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
+            return at, keys[at] == correlation
+        at = correlation - self.low[code]
+        return at, (at >= 0) & (at < self.start[code].size) & (correlation >= 0)
+
+    def fill(
+        self,
+        code: int,
+        correlation: NDArray[Any],
+        start: NDArray[Any],
+        end: NDArray[Any],
+        thread: NDArray[Any],
+    ) -> None:
+        """Enter calls of one process; the earliest call of an id stays."""
+        if code not in self.low:
+            return
+        at, known = self._place(code, correlation)
+        at, start, end, thread = at[known], start[known], end[known], thread[known]
+        # Latest first, so that among equal ids the earliest is written last; ties by end and thread.
+        if at.size and np.unique(at).size != at.size:
+            order = np.lexsort((thread, -end, start))[::-1]
+            at, start, end, thread = at[order], start[order], end[order], thread[order]
+        better = start < self.start[code][at]
+        at, start, end, thread = at[better], start[better], end[better], thread[better]
+        self.start[code][at] = start
+        self.end[code][at] = end
+        self.thread[code][at] = thread
+
+    def look_up(
+        self, process: NDArray[Any], correlation: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Start, end, thread of the launch of each event, and whether it has one."""
+        size = process.size
+        start, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        thread, known = np.zeros(size, np.int32), np.zeros(size, bool)
+        for code in self.low:
+            rows = np.flatnonzero(process == code) if len(self.low) > 1 else np.arange(size)
+            if len(self.low) == 1:
+                rows = rows[process == code]
+            at, inside = self._place(code, correlation[rows])
+            at, rows = at[inside], rows[inside]
+            found = self.start[code][at] != self.UNKNOWN
+            at, rows = at[found], rows[found]
+            start[rows], end[rows], thread[rows] = (
+                self.start[code][at],
+                self.end[code][at],
+                self.thread[code][at],
+            )
+            known[rows] = True
+        return start, end, thread, known
+
+
+def process_of(thread: NDArray[Any]) -> NDArray[Any]:
+    """globalPid of a globalTid."""
+    return thread & ~np.int64(THREAD_MASK)
+
+
+def read_launches(
+    report: Report,
+    processes: Codes,
+    table: LaunchTable,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Fill the launch table from the runtime rows; returns how many rows had times that cannot be."""
+    single = processes.values == [NONE]
+    import threading
+
+    lock = threading.Lock()
+    dropped = [0]
+
+    def consume(_: int, batch: pa.RecordBatch) -> None:
+        rows = frame(batch)
+        file = report.name
+        start = integers(rows, "start_ns", np.int64, file)
+        end = integers(rows, "end_ns", np.int64, file)
+        thread = integers(rows, "thread", np.int64, file, null=0)
+        correlation = integers(rows, "correlation", np.int64, file, null=NONE)
+        code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
+        real = plausible(start, end)
+        short = (thread & THREAD_MASK).astype(np.int32)
+        for number in table.low:
+            mine = (code == number) & real
+            with lock:
+                table.fill(number, correlation[mine], start[mine], end[mine], short[mine])
+        with lock:
+            dropped[0] += int(np.count_nonzero(~real))
+
+    sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)
+    return dropped[0]
+
+
+@dataclass
+class HostRanges:
+    """NVTX of one report: ``ranges`` and ``operations`` as in the schema, process = code, times unaligned."""
+
+    ranges: pl.DataFrame
+    operations: pl.DataFrame
+    skipped_payloads: int
+    dropped: int
+    other_styles: int
+
+
+def read_nvtx(
+    report: Report,
+    processes: Codes,
+    patterns: Sequence[re.Pattern[str]],
+    progress: Callable[[int], None] | None = None,
+) -> HostRanges:
+    """Ranges that name steps, phases, marks or buckets, and NCCL's calls with their payloads.
+
+    A report can hold millions of ranges of other kinds: names are decided once per distinct text, and only the
+    rows that matter are kept.
+    """
+    interest = _Interest(patterns)
+    gathered = Gathered()
+    single = processes.values == [NONE]
+    text_ids: dict[int, int] = {}
+    if report.has(NVTX, "textId"):
+        text_ids = interest.decide_registered(report)
+
+    def consume(part: int, batch: pa.RecordBatch) -> None:
+        rows = frame(batch)
+        file = report.name
+        start = integers(rows, "start_ns", np.int64, file)
+        end = integers(rows, "end_ns", np.int64, file)
+        text_id = integers(rows, "text_id", np.int64, file)
+        role = np.zeros(rows.height, dtype=np.int32)
+        inline = rows["text"].bin.size(unit="b").to_numpy() > 0 if rows.height else np.zeros(0, bool)
+        if inline.any():
+            role[inline] = interest.decide(rows["text"].filter(pl.Series(inline)))
+        registered = ~inline & (text_id >= 0)
+        if registered.any() and text_ids:
+            some = pl.Series(text_id[registered])
+            role[registered] = some.replace_strict(text_ids, default=0, return_dtype=pl.Int32).to_numpy()
+        wanted = np.flatnonzero(role)
+        if not wanted.size:
+            return
+        kept = rows[wanted]
+        thread = integers(kept, "thread", np.int64, file)
+        code = np.zeros(wanted.size, np.int32) if single else processes.encode(process_of(thread), add=False)
+        real = plausible(start[wanted], end[wanted])
+        good = real & (code >= 0)
+        gathered.add(
+            part,
+            {
+                "process": code[good],
+                "thread": (thread & THREAD_MASK)[good],
+                "start_ns": start[wanted][good],
+                "end_ns": end[wanted][good],
+                "type": integers(kept, "type", np.int32, file)[good],
+                "domain": integers(kept, "domain", np.int64, file)[good],
+                "role": role[wanted][good],
+                "payload": kept["payload"].to_numpy()[good],
+            },
+            int(np.count_nonzero(~real)),
+        )
+
+    sql.scan(report, "nvtx", consume, table=NVTX, progress=progress)
+    return _split(report, gathered, interest)
+
+
+class _Interest:
+    """Which texts matter, decided once per distinct text; a role is the position in ``texts`` plus one."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        self.patterns = patterns
+        self.texts: list[str] = []
+        self._role: dict[str, int] = {}
+        self._of_bytes: dict[bytes, int] = {}
+
+    def role(self, text: str) -> int:
+        """0 if the text is none of ours, else its role."""
+        if text not in self._role:
+            matters = (
+                NCCL_CALL.fullmatch(text) is not None
+                or any(pattern.fullmatch(text) for pattern in self.patterns)
+                or parse_rank_mark(text) is not None
+                or parse_bucket_mark(text) is not None
+            )
+            if not matters:
+                return 0
+            self._role[text] = len(self.texts) + 1
+            self.texts.append(text)
+        return self._role[text]
+
+    def decide(self, texts: pl.Series) -> NDArray[Any]:
+        """Roles of inline texts (bytes)."""
+        distinct = texts.unique()
+        roles = {raw: self.role(bytes(raw).decode("utf-8", "replace")) for raw in distinct.to_list()}
+        mine = {raw: role for raw, role in roles.items() if role}
+        if not mine:
+            return np.zeros(texts.len(), dtype=np.int32)
+        keys = pl.DataFrame(
+            {"text": list(mine), "role": list(mine.values())}, schema_overrides={"role": pl.Int32}
+        )
+        joined = pl.DataFrame({"text": texts}).join(keys, on="text", how="left", maintain_order="left")
+        return joined["role"].fill_null(0).to_numpy()
+
+    def decide_registered(self, report: Report) -> dict[int, int]:
+        """StringIds.id to role, for the registered texts that matter."""
+        found: dict[int, int] = {}
+        for row in sql.rows(report, "nvtx_texts"):
+            role = self.role(str(row["value"]))
+            if role:
+                found[int(row["id"])] = role
+        return found
+
+
+def _split(report: Report, gathered: Gathered, interest: _Interest) -> HostRanges:
+    """Ranges apart from NCCL's calls, the latter with decoded payloads."""
+    dropped = gathered.dropped
+    texts = np.array(["", *interest.texts], dtype=object)
+    role = gathered.column("role", np.int32)
+    kind = gathered.column("type", np.int32)
+    columns: dict[str, Any] = {
+        "process": gathered.column("process", np.int32),
+        "thread": gathered.column("thread", np.int64),
+        "start_ns": gathered.column("start_ns", np.int64),
+        "end_ns": gathered.column("end_ns", np.int64),
+    }
+    domain = gathered.column("domain", np.int64)
+    pieces = [piece for part in sorted(gathered.parts) for piece in gathered.parts[part]["payload"]]
+    payload = np.concatenate(pieces) if pieces else np.empty(0, dtype=object)
+    text = texts[role]
+    is_call = np.array([NCCL_CALL.fullmatch(name) is not None for name in texts])[role] & np.isin(
+        kind, (_PUSH_POP, _START_END)
+    )
+    is_range = ~is_call & np.isin(kind, list(_STYLE))
+    ranges = pl.DataFrame({name: values[is_range] for name, values in columns.items()}).with_columns(
+        text=pl.Series(text[is_range].tolist(), dtype=pl.String),
+        style=pl.Series([_STYLE[int(code)] for code in kind[is_range]], dtype=pl.String),
+    )
+    blobs = [bytes(blob) for blob in payload[is_call].tolist()]
+    schemas = (
+        Schemas(sql.rows(report, "payload_entries"), sql.rows(report, "payload_enums"))
+        if any(blobs)
+        else None
+    )
+    skipped = 0
+    decoded: Mapping[str, list[Any]] = {}
+    if schemas is not None:
+        fields = schemas.decode(domain[is_call].tolist(), blobs)
+        skipped = fields.skipped
+        decoded = vars(fields)
+    count = int(np.count_nonzero(is_call))
+    operations = pl.DataFrame({name: values[is_call] for name, values in columns.items()}).with_columns(
+        pl.Series("call", text[is_call].tolist(), dtype=pl.String),
+        *(
+            pl.Series(name, decoded.get(name, [None] * count), dtype=dtype, strict=False)
+            for name, dtype in (
+                ("communicator", pl.String),
+                ("bytes", pl.Int64),
+                ("reduction", pl.String),
+                ("root", pl.Int64),
+                ("peer", pl.Int64),
+                ("ranks", pl.Int64),
+                ("own_rank", pl.Int64),
+            )
+        ),
+    )
+    return HostRanges(ranges, operations, skipped, dropped, 0)
+
+
+def read_calls(
+    report: Report, processes: Codes, progress: Callable[[int], None] | None = None
+) -> pl.DataFrame:
+    """Every runtime and driver call of the profiled processes (schema.CALLS, process = code, unaligned)."""
+    gathered = Gathered()
+    single = processes.values == [NONE]
+
+    def consume(part: int, batch: pa.RecordBatch) -> None:
+        rows = frame(batch)
+        file = report.name
+        start = integers(rows, "start_ns", np.int64, file)
+        end = integers(rows, "end_ns", np.int64, file)
+        thread = integers(rows, "thread", np.int64, file, null=0)
+        code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
+        good = plausible(start, end) & (code >= 0)
+        gathered.add(
+            part,
+            {
+                "process": code[good],
+                "thread": (thread & THREAD_MASK)[good],
+                "start_ns": start[good],
+                "end_ns": end[good],
+                "name": integers(rows, "name_id", np.int64, file)[good],
+                "correlation": integers(rows, "correlation", np.int64, file, null=NONE)[good],
+            },
+        )
+
+    sql.scan(report, "calls", consume, table=RUNTIME, progress=progress)
+    name = gathered.column("name", np.int64)
+    distinct, inverse = np.unique(name, return_inverse=True)
+    texts = strings(report, distinct)
+    spelled = pl.Series([api_name(texts.get(int(number), "unknown")) for number in distinct], dtype=pl.String)
+    return pl.DataFrame(
+        {
+            "process": gathered.column("process", np.int32),
+            "thread": gathered.column("thread", np.int64),
+            "start_ns": gathered.column("start_ns", np.int64),
+            "end_ns": gathered.column("end_ns", np.int64),
+            "name": spelled.gather(inverse) if distinct.size else pl.Series([], dtype=pl.String),
+            "correlation": gathered.column("correlation", np.int64),
+        }
+    )
+
+
+_IDS = ("context", "stream", "correlation", "event_id", "sync_id")
+
+
+def read_records(report: Report, processes: Codes) -> pl.DataFrame:
+    """Event records (schema.RECORDS, process = code)."""
+    return _sync_table(
+        report,
+        processes,
+        "event_records",
+        RECORDS,
+        ("context", "stream", "correlation", "event_id", "sync_id"),
+    )
+
+
+def read_syncs(report: Report, processes: Codes) -> pl.DataFrame:
+    """Synchronisation rows (schema.SYNCS, process = code, unaligned)."""
+    return _sync_table(
+        report,
+        processes,
+        "synchronizations",
+        SYNCS,
+        ("start_ns", "end_ns", "context", "stream", "correlation", "type", "event_id", "sync_id"),
+    )
+
+
+def _sync_table(
+    report: Report, processes: Codes, query: str, table: str, fields: Sequence[str]
+) -> pl.DataFrame:
+    gathered = Gathered()
+    single = processes.values == [NONE]
+
+    def consume(part: int, batch: pa.RecordBatch) -> None:
+        rows = frame(batch)
+        file = report.name
+        process = integers(rows, "process", np.int64, file, null=NONE)
+        code = np.zeros(rows.height, np.int32) if single else processes.encode(process, add=False)
+        columns = {name: integers(rows, name, np.int64, file, null=NONE) for name in fields}
+        good = code >= 0
+        if "start_ns" in columns:
+            good &= plausible(columns["start_ns"], columns["end_ns"])
+        gathered.add(
+            part, {"process": code[good], **{name: values[good] for name, values in columns.items()}}
+        )
+
+    sql.scan(report, query, consume, table=table)
+    made = pl.DataFrame(
+        {
+            "process": gathered.column("process", np.int32),
+            **{name: gathered.column(name, np.int64) for name in fields},
+        }
+    )
+    return made.with_columns(
+        pl.when(pl.col("sync_id") >= 0).then(pl.col("sync_id")).otherwise(None).alias("sync_id")
+    )
+
+
+def read_metrics(report: Report) -> pl.DataFrame:
+    """Sampled GPU metrics: gpu (index in the metric source), time_ns, metric, value; unaligned."""
+    names = {
+        (int(row["type_id"]), int(row["metric_id"])): str(row["name"])
+        for row in sql.rows(report, "gpu_metric_names")
+    }
+    gathered = Gathered()
+
+    def consume(part: int, batch: pa.RecordBatch) -> None:
+        rows = frame(batch)
+        gathered.add(
+            part,
+            {
+                name: integers(rows, name, np.int64, report.name)
+                for name in ("time_ns", "type_id", "metric_id", "value")
+            },
+        )
+
+    sql.scan(report, "gpu_metrics", consume, table="GPU_METRICS")
+    made = pl.DataFrame(
+        {name: gathered.column(name, np.int64) for name in ("time_ns", "type_id", "metric_id", "value")}
+    )
+    keys = pl.DataFrame(
+        [(key[0], key[1], text) for key, text in names.items()],
+        schema={"type_id": pl.Int64, "metric_id": pl.Int64, "metric": pl.String},
+        orient="row",
+    )
+    return made.join(keys, on=["type_id", "metric_id"], how="inner").select(
+        (pl.col("type_id") & 0xFF).alias("gpu"),
+        "time_ns",
+        "metric",
+        pl.col("value").cast(pl.Float64),
+    )

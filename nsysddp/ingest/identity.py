@@ -1,0 +1,162 @@
+"""Who is who: which (process, device) is which rank, on which host and physical GPU.
+
+Definitions, "Who". A rank number comes from the first source that is there: a mark that our annotation wrote, RANK
+in the captured environment, the file name, else it is inferred from host, physical GPU and pid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsysddp.errors import RankConflict
+from nsysddp.markers import RankMark
+
+_FILE_RANK = re.compile(r"(?i)(?<![a-z])rank[._-]?(\d{1,9})(?!\d)")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One (process, device) that ran GPU work, before it has a rank number.
+
+    Attributes:
+        report: index of its report.
+        report_name: base name, for messages.
+        process: row of the processes frame.
+        pid: process id; None in reduced exports.
+        device: CUDA ordinal.
+        host_key: what identifies the host; None if the export does not say.
+        first_ns, last_ns: span of its events on the common axis.
+        gpu_key: order of the physical GPU (bus location); None if unknown.
+    """
+
+    report: int
+    report_name: str
+    process: int
+    pid: int | None
+    device: int
+    host_key: str | None
+    first_ns: int
+    last_ns: int
+    gpu_key: str | None = None
+    rank: int | None = None
+    source: str = "inferred"
+    world_size: int | None = None
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that a file name tells (``report_rank12.sqlite``); None if it tells none."""
+    found = _FILE_RANK.findall(name)
+    return int(found[-1]) if found else None
+
+
+def host_aliases(keys: Sequence[str | None]) -> list[str]:
+    """A stable alias for the host of each report; a report that names no host is a host of its own."""
+    seen: dict[object, str] = {}
+    return [
+        seen.setdefault(key if key is not None else ("report", number), f"host-{len(seen) + 1}")
+        for number, key in enumerate(keys)
+    ]
+
+
+def assign_ranks(
+    lanes: Sequence[Lane],
+    marks: Mapping[int, Sequence[RankMark]],
+    environment: Mapping[int, Mapping[str, int]],
+) -> list[Lane]:
+    """Give every lane its rank number and say where it comes from.
+
+    Args:
+        lanes: all lanes of all reports, in report order.
+        marks: process row to the rank marks seen in it.
+        environment: report index to RANK and WORLD_SIZE of its environment.
+
+    Returns:
+        The lanes with ``rank``, ``source`` and ``world_size``, ordered by rank.
+
+    Raises:
+        RankConflict: two lanes claim one rank, or reports are repeated captures of one rank.
+    """
+    per_report: dict[int, list[Lane]] = {}
+    for lane in lanes:
+        per_report.setdefault(lane.report, []).append(lane)
+    known = [_known(lane, per_report[lane.report], marks, environment) for lane in lanes]
+    _refuse_repeated(known)
+    _refuse_conflicts(known)
+    taken = {lane.rank for lane in known if lane.rank is not None}
+    free = (number for number in range(len(known) + len(taken) + 1) if number not in taken)
+    inferred = sorted((lane for lane in known if lane.rank is None), key=_natural_place)
+    numbers = {(lane.process, lane.device): next(free) for lane in inferred}
+    done = [
+        lane if lane.rank is not None else replace(lane, rank=numbers[lane.process, lane.device])
+        for lane in known
+    ]
+    return sorted(done, key=lambda lane: lane.rank if lane.rank is not None else 0)
+
+
+def _known(
+    lane: Lane,
+    siblings: Sequence[Lane],
+    marks: Mapping[int, Sequence[RankMark]],
+    environment: Mapping[int, Mapping[str, int]],
+) -> Lane:
+    variables = environment.get(lane.report, {})
+    world = variables.get("WORLD_SIZE")
+    own_lanes = [other for other in siblings if other.process == lane.process]
+    for mark in marks.get(lane.process, ()):
+        if mark.device == lane.device or len(own_lanes) == 1:
+            return replace(lane, rank=mark.rank, source="marker", world_size=mark.world_size)
+    if len(siblings) == 1 and "RANK" in variables:
+        return replace(lane, rank=variables["RANK"], source="environment", world_size=world)
+    named = rank_in_name(lane.report_name)
+    if len(siblings) == 1 and named is not None:
+        return replace(lane, rank=named, source="file_name", world_size=world)
+    return replace(lane, world_size=world)
+
+
+def _natural_place(lane: Lane) -> tuple[object, ...]:
+    return (
+        lane.host_key or f"\uffff{lane.report:09d}",
+        lane.gpu_key is None,
+        lane.gpu_key or "",
+        lane.pid if lane.pid is not None else -1,
+        lane.device,
+        lane.report,
+    )
+
+
+def _refuse_repeated(lanes: Sequence[Lane]) -> None:
+    """Reports of one pid and device with disjoint spans are windows of one rank, not ranks."""
+    for position, one in enumerate(lanes):
+        for two in lanes[position + 1 :]:
+            same_host = one.host_key is None or two.host_key is None or one.host_key == two.host_key
+            same_claim = one.rank == two.rank
+            disjoint = one.last_ns <= two.first_ns or two.last_ns <= one.first_ns
+            if (
+                one.report != two.report
+                and one.pid is not None
+                and (one.pid, one.device) == (two.pid, two.device)
+                and same_host
+                and same_claim
+                and disjoint
+            ):
+                raise RankConflict(
+                    f"{one.report_name} and {two.report_name} are repeated captures of one rank "
+                    f"(pid {one.pid}, device {one.device}), not two ranks",
+                    do="analyse them one at a time, or compare them with `nsysddp compare`",
+                )
+
+
+def _refuse_conflicts(lanes: Sequence[Lane]) -> None:
+    claims: dict[int, Lane] = {}
+    for lane in lanes:
+        if lane.rank is None:
+            continue
+        other = claims.setdefault(lane.rank, lane)
+        if other is not lane:
+            raise RankConflict(
+                f"{other.report_name} and {lane.report_name} both claim rank {lane.rank} "
+                f"(by {other.source} and {lane.source})",
+                do="leave one out, or rename the file that is wrong",
+            )

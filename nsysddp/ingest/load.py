@@ -1,0 +1,871 @@
+"""Reports -> Trace: read every input, put all events on one axis, name the ranks, match the collectives."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
+from nsysddp.errors import NoGpuEvents, RankConflict, UsageError
+from nsysddp.ingest import clocks, gpu, host, sql
+from nsysddp.ingest.attribute import carried_operations
+from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, stable_order
+from nsysddp.ingest.identity import Lane, assign_ranks, host_aliases
+from nsysddp.ingest.match import Kernel, match
+from nsysddp.ingest.report import (
+    GRAPH_TRACE,
+    KERNEL,
+    KNOWN_MAJOR,
+    NVTX,
+    RUNTIME,
+    SYNCS,
+    Report,
+    no_gpu_events_advice,
+    open_report,
+)
+from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
+from nsysddp.result import Warning
+from nsysddp.trace import Input, Trace
+from nsysddp.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DEFAULT_TOLERANCE_NS = 100 * NS_PER_US
+_CLASS_CODES = {name: code for code, name in enumerate(schema.CLASSES)}
+_PATH = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?([/\\][\w.@+-]+){2,}")
+
+
+@dataclass
+class _Part:
+    """What was read from one report, before ranks and clocks are known."""
+
+    report: Report
+    events: gpu.GpuEvents
+    processes: Codes
+    anchor: int | None
+    launches: host.LaunchTable | None = None
+    ranges: host.HostRanges | None = None
+    first_process: int = 0
+    clock: int = 0
+    shift: int = 0
+
+
+@dataclass
+class _Notes:
+    """Warnings and assumptions gathered on the way, counted by code."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    messages: dict[str, str] = field(default_factory=dict)
+    assumptions: list[str] = field(default_factory=list)
+
+    def warn(self, code: str, count: int, message: str) -> None:
+        if count:
+            self.counts[code] += count
+            self.messages[code] = message
+
+    def warnings(self) -> tuple[Warning, ...]:
+        return tuple(Warning(code, self.counts[code], self.messages[code]) for code in sorted(self.counts))
+
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being read, rows read since the last call, and the total rows if known."""
+
+
+def load(
+    *reports: str | Path | Sequence[str | Path],
+    rules: str | Path | Rules | None = None,
+    step_pattern: str = DEFAULT_STEP_PATTERN,
+    phase_patterns: Mapping[str, str] | None = None,
+    clock_tolerance_ns: int = DEFAULT_TOLERANCE_NS,
+    launches: bool = True,
+    host_calls: bool = False,
+    shapes: bool = False,
+    metrics: bool = False,
+    nsys: str | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """What happened in a run? Reads one or more nsys reports of it into one Trace.
+
+    Args:
+        reports: exports (``.sqlite``, also gzip or zstd) or ``.nsys-rep`` files; several are ranks or nodes of one run.
+        rules: a TOML file with kernel rules that go before the shipped ones.
+        step_pattern: regular expression of step range names (full match, case-insensitive).
+        phase_patterns: phase name to regular expression, added to the default phases.
+        clock_tolerance_ns: residual above which wait and transfer are not told between reports.
+        launches: read launch calls, which steps and phases are made from.
+        host_calls: read all API calls, event records and synchronisations, which the critical path is made from.
+        shapes: read grid and block of every kernel.
+        metrics: read sampled GPU metrics.
+        nsys: nsys executable for ``.nsys-rep`` files.
+        progress: called while long tables are read.
+
+    Returns:
+        The trace, validated.
+
+    Raises:
+        ReportError: an input cannot be read; NoGpuEvents: there is nothing to analyse; RankConflict: two inputs claim
+        one rank; UsageError: a pattern or rule file is malformed.
+    """
+    paths = [
+        Path(path) for group in reports for path in (group if not isinstance(group, (str, Path)) else [group])
+    ]
+    if not paths:
+        raise UsageError("no report given")
+    table = rules if isinstance(rules, Rules) else load_rules(rules)
+    patterns = _patterns(step_pattern, phase_patterns)
+    notes = _Notes()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_report(path, nsys=nsys)) for path in paths]
+        for report in opened:
+            report.start_hashing()
+        _refuse_duplicates(opened)
+        parts = [_read(report, table, patterns, notes, progress, launches) for report in opened]
+        hosts = host_aliases([_host_key(report) for report in opened])
+        _anchor(parts)
+        lanes, order, columns = _assemble(parts, hosts)
+        run = _Run(parts, lanes, hosts, order, columns, table, notes, clock_tolerance_ns)
+        trace = run.trace(
+            step_pattern=step_pattern,
+            phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
+            launches=launches,
+            host_calls=host_calls,
+            shapes=shapes,
+            metrics=metrics,
+        )
+    return trace
+
+
+def _patterns(step: str, phases: Mapping[str, str] | None) -> list[re.Pattern[str]]:
+    made = []
+    for text in (step, *{**DEFAULT_PHASE_PATTERNS, **(phases or {})}.values()):
+        try:
+            made.append(re.compile(text, re.IGNORECASE))
+        except re.error as error:
+            raise UsageError(f"bad regular expression {text!r}: {error}") from error
+    return made
+
+
+def _refuse_duplicates(opened: Sequence[Report]) -> None:
+    seen: dict[Path, Report] = {}
+    for report in opened:
+        other = seen.setdefault(report.path.resolve(), report)
+        if other is not report:
+            raise RankConflict(f"{report.name} is given twice", do="name each report once")
+
+
+def _host_key(report: Report) -> str | None:
+    """What identifies the host of a report: its name, else its set of GPU UUIDs."""
+    named = sql.rows(report, "host_identity")
+    if named:
+        return str(named[0]["value"])
+    uuids = sorted(str(row["uuid"]) for row in sql.rows(report, "gpus") if row["uuid"])
+    return "|".join(uuids) or None
+
+
+def _read(
+    report: Report,
+    rules: Rules,
+    patterns: Sequence[re.Pattern[str]],
+    notes: _Notes,
+    progress: Progress | None,
+    launches: bool,
+) -> _Part:
+    if KERNEL not in report.tables and GRAPH_TRACE not in report.tables:
+        raise NoGpuEvents(
+            "the report holds no GPU kernels (the kernel table is missing or empty)",
+            file=report.path,
+            do=no_gpu_events_advice(),
+        )
+    for plain, actual in report.aliases.items():
+        notes.warn("renamed_table", 1, f"{report.name}: table {actual} is read as {plain}")
+
+    def told(what: str) -> Callable[[int], None] | None:
+        return (lambda rows: progress(what, rows, None)) if progress else None
+
+    processes = Codes()
+    events = gpu.read(report, processes, rules, told(f"{report.name}: GPU events"))
+    notes.warn(
+        "impossible_times",
+        events.dropped,
+        "GPU events that end before they start, or lie beyond any real time, were left out",
+    )
+    if not events.columns["start_ns"].size:
+        raise NoGpuEvents(
+            "the report holds no usable GPU events", file=report.path, do=no_gpu_events_advice()
+        )
+    ranges = (
+        host.read_nvtx(report, processes, patterns, told(f"{report.name}: NVTX ranges"))
+        if NVTX in report.tables
+        else None
+    )
+    table = None
+    if RUNTIME in report.tables and (launches or (ranges is not None and ranges.operations.height)):
+        table = host.LaunchTable.for_events(events.columns["process"], events.columns["correlation"])
+        dropped = host.read_launches(report, processes, table, told(f"{report.name}: launch calls"))
+        notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
+    if ranges is not None:
+        notes.warn(
+            "payloads_skipped",
+            ranges.skipped_payloads,
+            "NVTX payloads whose schema is missing, ambiguous or malformed were not decoded",
+        )
+    started = sql.rows(report, "session")
+    anchor = started[0]["utc_epoch_ns"] if started else None
+    return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, table, ranges)
+
+
+def _anchor(parts: Sequence[_Part]) -> None:
+    """Put every report on the axis of the earliest session start, by UTC where known."""
+    numbers = clocks.clocks_of([part.anchor for part in parts])
+    known = [part.anchor for part in parts if part.anchor is not None]
+    zero = min(known) if known else 0
+    first = 0
+    for part, number in zip(parts, numbers, strict=True):
+        part.clock = number
+        part.shift = part.anchor - zero if part.anchor is not None else 0
+        if abs(part.shift) >= TIME_LIMIT_NS:
+            raise UsageError(
+                "the session starts of the reports lie decades apart",
+                file=part.report.path,
+                do="analyse reports of one run together",
+            )
+        part.first_process = first
+        first += len(part.processes.values)
+
+
+def _assemble(
+    parts: Sequence[_Part], hosts: Sequence[str]
+) -> tuple[list[Lane], NDArray[Any], dict[str, NDArray[Any]]]:
+    """Events of all reports as one set of columns, their lanes, and the lane of each event."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name in list(parts[0].events.columns):
+        pieces = []
+        for part in parts:
+            values = part.events.columns.pop(name)
+            if name in ("start_ns", "end_ns") and part.shift:
+                values = values + part.shift
+            elif name == "process" and part.first_process:
+                values = values + np.int32(part.first_process)
+            pieces.append(values)
+        columns[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    key = Codes()
+    lane = key.encode(columns["process"].astype(np.int64) << 32 | columns.pop("device").astype(np.int64))
+    lanes = []
+    for code, value in enumerate(key.values):
+        rows = np.flatnonzero(lane == code)
+        process, device = value >> 32, value & 0xFFFFFFFF
+        part = next(p for p in reversed(parts) if p.first_process <= process)
+        global_pid = part.processes.values[process - part.first_process]
+        lanes.append(
+            Lane(
+                report=parts.index(part),
+                report_name=part.report.name,
+                process=process,
+                pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                device=device if device < 1 << 31 else device - (1 << 32),
+                host_key=hosts[parts.index(part)] if _host_key(part.report) else None,
+                first_ns=int(columns["start_ns"][rows].min()),
+                last_ns=int(columns["end_ns"][rows].max()),
+            )
+        )
+    return lanes, lane, columns
+
+
+@dataclass
+class _Run:
+    """Everything read, on its way to a Trace."""
+
+    parts: list[_Part]
+    lanes: list[Lane]
+    hosts: list[str]
+    lane: NDArray[Any]
+    columns: dict[str, NDArray[Any]]
+    rules: Rules
+    notes: _Notes
+    tolerance: int
+
+    def trace(
+        self,
+        *,
+        step_pattern: str,
+        phases: Mapping[str, str],
+        launches: bool,
+        host_calls: bool,
+        shapes: bool,
+        metrics: bool,
+    ) -> Trace:
+        ranges, operations = self._host_frames()
+        gpus = [self._gpus(part) for part in self.parts]
+        ranked = self._ranked(ranges, gpus)
+        names, name_of = self._names()
+        ordered, rank = self._ordered(ranked, name_of)
+        rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
+        launch = self._launches(ordered, rank, rank_process)
+        class_code = names["class"].to_physical().to_numpy()[ordered["name"]].copy()
+        self._copies_of_nccl(ordered, class_code, launch, operations, rank, rank_process)
+        kernels, collectives = self._match(
+            ordered, rank, class_code, names, launch, operations, rank_process, ranked
+        )
+        offsets = self._align(kernels, collectives, ordered, rank, ranked, launch)
+        ranges = self._shifted(ranges, offsets)
+        operations = self._shifted(operations, offsets)
+        events = pl.DataFrame(
+            {
+                "rank": rank,
+                "class": pl.Series(schema.CLASSES, dtype=schema.CLASS).gather(class_code),
+                "start_ns": ordered["start_ns"],
+                "end_ns": ordered["end_ns"],
+                "name": ordered["name"],
+                "context": ordered["context"],
+                "stream": ordered["stream"],
+                "correlation": ordered["correlation"],
+                "in_graph": ordered["graph_node"],
+                "bytes": ordered["bytes"],
+            }
+        ).with_columns(pl.when(pl.col("bytes") >= 0).then(pl.col("bytes")).alias("bytes"))
+        processes = self._processes()
+        self._describe_missing(names, launches)
+        return Trace(
+            ranks=self._rank_table(ranked, events, names, gpus, offsets),
+            processes=processes,
+            events=schema.EVENTS.check(events),
+            names=schema.NAMES.check(names),
+            ranges=schema.RANGES.check(ranges),
+            operations=schema.OPERATIONS.check(operations),
+            collectives=collectives,
+            inputs=tuple(self._input(part) for part in self.parts),
+            process_of_rank=rank_process,
+            step_pattern=step_pattern,
+            phase_patterns=dict(phases),
+            launches=self._launch_frame(launch) if launch is not None and launches else None,
+            shapes=self._shapes(ordered) if shapes else None,
+            calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
+            records=self._host_table(host.read_records, schema.RECORDS, offsets) if host_calls else None,
+            syncs=self._host_table(host.read_syncs, schema.SYNCS, offsets) if host_calls else None,
+            metrics=self._metrics(ranked, offsets, gpus) if metrics else None,
+            warnings=self.notes.warnings(),
+            assumptions=tuple(self.notes.assumptions),
+        )
+
+    # --- who ------------------------------------------------------------------------------------------------
+
+    def _gpus(self, part: _Part) -> tuple[dict[tuple[int, int], int], dict[int, tuple[str, str | None, str]]]:
+        """(pid, CUDA ordinal) to GPU, and GPU to (name, uuid, bus)."""
+        report = part.report
+        listed = {
+            int(row["gpu"]): (
+                str(row["name"] or ""),
+                str(row["uuid"]) if row["uuid"] else None,
+                str(row["bus"] or ""),
+            )
+            for row in sql.rows(report, "gpus")
+        }
+        for row in sql.rows(report, "cuda_gpus"):
+            listed.setdefault(int(row["gpu"]), (str(row["name"] or ""), None, ""))
+        mapping = {
+            (int(row["pid"]), int(row["device"])): int(row["gpu"])
+            for row in sql.rows(report, "cuda_devices")
+            if row["gpu"] is not None
+        }
+        return mapping, listed
+
+    def _ranked(self, ranges: pl.DataFrame, gpus: Sequence[Any]) -> list[Lane]:
+        marks: dict[int, list[RankMark]] = defaultdict(list)
+        for process, text in ranges.select("process", "text").iter_rows():
+            mark = parse_rank_mark(text)
+            if mark is not None and mark not in marks[process]:
+                marks[process].append(mark)
+        environment: dict[int, dict[str, int]] = {}
+        for number, part in enumerate(self.parts):
+            found: dict[str, int] = {}
+            for row in sql.rows(part.report, "rank_environment"):
+                name, _, value = str(row["value"]).partition("=")
+                if value.isdecimal():
+                    found.setdefault(name, int(value))
+            environment[number] = found
+        placed = []
+        for lane in self.lanes:
+            mapping, listed = gpus[lane.report]
+            physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
+            bus = listed.get(physical, ("", None, ""))[2] if physical is not None else ""
+            placed.append(replace(lane, gpu_key=f"{bus}#{physical:06d}" if physical is not None else None))
+        ranked = assign_ranks(placed, marks, environment)
+        if any(lane.source == "inferred" for lane in ranked) and len(ranked) > 1:
+            self.notes.assumptions.append(
+                "rank numbers are inferred from host, physical GPU and pid; mark them with nsysddp.annotate to be sure"
+            )
+        return ranked
+
+    def _processes(self) -> pl.DataFrame:
+        rows = []
+        for number, part in enumerate(self.parts):
+            for code, global_pid in enumerate(part.processes.values):
+                rows.append(
+                    {
+                        "process": part.first_process + code,
+                        "report": number,
+                        "pid": (global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                        "host": self.hosts[number],
+                    }
+                )
+        return schema.PROCESSES.frame(rows)
+
+    def _rank_table(
+        self,
+        ranked: Sequence[Lane],
+        events: pl.DataFrame,
+        names: pl.DataFrame,
+        gpus: Sequence[Any],
+        offsets: Mapping[int, clocks.Clock],
+    ) -> pl.DataFrame:
+        is_kernel = names["group"].eq("kernel").to_numpy()[events["name"].to_numpy()]
+        rank = events["rank"].to_numpy()
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        rows = []
+        for lane in ranked:
+            first, last = np.searchsorted(rank, [lane.rank, (lane.rank or 0) + 1])
+            mapping, listed = gpus[lane.report]
+            physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
+            models = {name for name, _, _ in listed.values()}
+            name, uuid, _ = listed.get(physical, (models.pop() if len(models) == 1 else None, None, ""))
+            clock = offsets[self.parts[lane.report].clock]
+            rows.append(
+                {
+                    "rank": lane.rank,
+                    "rank_source": lane.source,
+                    "report": lane.report_name,
+                    "host": self.hosts[lane.report],
+                    "pid": lane.pid,
+                    "device": lane.device,
+                    "gpu_uuid": uuid,
+                    "gpu_name": name or None,
+                    "world_size": lane.world_size,
+                    "clock_offset_ns": clock.offset_ns,
+                    "clock_residual_ns": clock.residual_ns,
+                    "clock_method": clock.method,
+                    "kernels": int(np.count_nonzero(is_kernel[first:last])),
+                    "first_ns": int(start[first:last].min()),
+                    "last_ns": int(end[first:last].max()),
+                }
+            )
+        return schema.RANK.frame(rows)
+
+    # --- what -----------------------------------------------------------------------------------------------
+
+    def _names(self) -> tuple[pl.DataFrame, list[NDArray[Any]]]:
+        """Distinct names over all reports with their classes, and each report's codes in that list."""
+        known: dict[tuple[str, str], int] = {}
+        per_report = []
+        for part in self.parts:
+            codes = [known.setdefault(name, len(known)) for name in part.events.names]
+            per_report.append(np.asarray(codes, dtype=np.int32))
+        # A canonical order makes ties between events independent of the order of rows in the file.
+        order = sorted(known)
+        place = {known[name]: number for number, name in enumerate(order)}
+        remap = np.asarray([place[number] for number in range(len(order))], dtype=np.int32)
+        rows = []
+        for group, text in order:
+            if group == "graph":
+                rows.append((text, "graph", "whole-graph span", None, group))
+                continue
+            verdict = self.rules.kernel(text) if group == "kernel" else self.rules.memory(text)
+            rows.append((text, verdict.class_, verdict.rule, verdict.kind, group))
+        frame = pl.DataFrame(
+            rows,
+            schema={**schema.NAMES.dtypes, "group": pl.String},
+            orient="row",
+        )
+        return frame, [remap[codes] if codes.size else codes for codes in per_report]
+
+    def _ordered(
+        self, ranked: Sequence[Lane], name_of: Sequence[NDArray[Any]]
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """All columns in the order (rank, start, end, stream, name, correlation), and the rank column."""
+        columns = self.columns
+        first = 0
+        renamed = []
+        for codes, size in zip(name_of, self._sizes(), strict=True):
+            part = columns["name"][first : first + size]
+            renamed.append(codes[part] if codes.size else part)
+            first += size
+        columns["name"] = renamed[0] if len(renamed) == 1 else np.concatenate(renamed)
+        lane_number = {(lane.process, lane.device): number for number, lane in enumerate(self.lanes)}
+        pieces, ranks = [], []
+        for lane in ranked:
+            rows = np.flatnonzero(self.lane == lane_number[lane.process, lane.device])
+            ties = [columns[name][rows] for name in ("end_ns", "stream", "name", "correlation", "bytes")]
+            order = stable_order(columns["start_ns"][rows], ties)
+            pieces.append(rows[order])
+            ranks.append(np.full(rows.size, lane.rank, dtype=np.int32))
+        permutation = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        self.permutation = permutation
+        ordered = {}
+        for name in list(columns):
+            ordered[name] = columns.pop(name)[permutation]
+        return ordered, ranks[0] if len(ranks) == 1 else np.concatenate(ranks)
+
+    def _sizes(self) -> list[int]:
+        """Events per report, in assembly order."""
+        counts = np.bincount(
+            np.asarray([lane.report for lane in self.lanes])[self.lane], minlength=len(self.parts)
+        )
+        return [int(count) for count in counts]
+
+    def _launches(
+        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any], rank_process: Mapping[int, int]
+    ) -> dict[str, NDArray[Any]] | None:
+        """Launch start, end, thread and whether known, row by row with the events; None if none was read."""
+        if all(part.launches is None for part in self.parts):
+            return None
+        size = rank.size
+        found = {
+            "start": np.zeros(size, np.int64),
+            "end": np.zeros(size, np.int64),
+            "thread": np.zeros(size, np.int32),
+            "known": np.zeros(size, bool),
+        }
+        for part in self.parts:
+            if part.launches is None:
+                continue
+            last = part.first_process + len(part.processes.values)
+            of_part = (ordered["process"] >= part.first_process) & (ordered["process"] < last)
+            rows = slice(None) if of_part.all() else np.flatnonzero(of_part)
+            start, end, thread, known = part.launches.look_up(
+                ordered["process"][rows] - np.int32(part.first_process), ordered["correlation"][rows]
+            )
+            found["start"][rows] = start + part.shift
+            found["end"][rows] = end + part.shift
+            found["thread"][rows] = thread
+            found["known"][rows] = known
+        return found
+
+    def _launch_frame(self, launch: Mapping[str, NDArray[Any]]) -> pl.DataFrame:
+        known = pl.Series(launch["known"])
+        frame = pl.DataFrame(
+            {"launch_ns": launch["start"], "launch_end_ns": launch["end"], "thread": launch["thread"]}
+        )
+        if not launch["known"].all():
+            frame = frame.with_columns(pl.when(known).then(pl.all()))
+        return schema.LAUNCHES.check(frame)
+
+    def _copies_of_nccl(
+        self,
+        ordered: Mapping[str, NDArray[Any]],
+        class_code: NDArray[Any],
+        launch: Mapping[str, NDArray[Any]] | None,
+        operations: pl.DataFrame,
+        rank: NDArray[Any],
+        rank_process: Mapping[int, int],
+    ) -> None:
+        """Peer-to-peer copies launched inside an NCCL range are copy-engine collectives."""
+        if launch is None or not operations.height:
+            return
+        copies = np.flatnonzero((class_code == _CLASS_CODES["memory"]) & launch["known"])
+        if not copies.size:
+            return
+        carried = carried_operations(
+            operations,
+            ordered["process"][copies],
+            launch["thread"][copies],
+            launch["start"][copies],
+            launch["known"][copies],
+            rank[copies],
+        )
+        inside = np.array([bool(share.operations) for share in carried])
+        peer = np.isin(ordered["name"][copies], self._peer_names)
+        class_code[copies[inside & peer]] = _CLASS_CODES["communication"]
+        if (inside & peer).any():
+            self.notes.assumptions.append(
+                "peer-to-peer copies launched inside an NCCL call are counted as communication"
+            )
+
+    # --- host -----------------------------------------------------------------------------------------------
+
+    def _host_frames(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        ranges, operations = [schema.RANGES.empty()], [schema.OPERATIONS.empty()]
+        for part in self.parts:
+            if part.ranges is None:
+                continue
+            for target, frame, table in (
+                (ranges, part.ranges.ranges, schema.RANGES),
+                (operations, part.ranges.operations, schema.OPERATIONS),
+            ):
+                target.append(
+                    table.check(
+                        frame.with_columns(
+                            pl.col("process") + part.first_process,
+                            pl.col("start_ns") + part.shift,
+                            pl.col("end_ns") + part.shift,
+                        )
+                    )
+                )
+        order = ["process", "thread", "start_ns", "end_ns"]
+        return (
+            pl.concat(ranges).sort([*order, "text"], descending=[False, False, False, True, False]),
+            pl.concat(operations).sort([*order, "call"], descending=[False, False, False, True, False]),
+        )
+
+    def _host_table(
+        self,
+        read: Callable[[Report, Codes], pl.DataFrame],
+        table: schema.Table,
+        offsets: Mapping[int, clocks.Clock],
+    ) -> pl.DataFrame:
+        made = [table.empty()]
+        for part in self.parts:
+            shift = part.shift + offsets[part.clock].offset_ns
+            frame = read(part.report, part.processes).with_columns(pl.col("process") + part.first_process)
+            times = [name for name in ("start_ns", "end_ns") if name in frame.columns]
+            made.append(table.check(frame.with_columns(pl.col(name) + shift for name in times)))
+        return pl.concat(made)
+
+    def _shifted(self, frame: pl.DataFrame, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:
+        """Host times on the aligned axis."""
+        for part in self.parts:
+            offset = offsets[part.clock].offset_ns
+            if offset:
+                last = part.first_process + len(part.processes.values)
+                mine = pl.col("process").is_between(part.first_process, last - 1)
+                frame = frame.with_columns(
+                    pl.when(mine).then(pl.col(name) + offset).otherwise(pl.col(name)).alias(name)
+                    for name in ("start_ns", "end_ns")
+                )
+        return frame
+
+    def _shapes(self, ordered: Mapping[str, NDArray[Any]]) -> pl.DataFrame:
+        """Grid and block row by row with the events."""
+        from nsysddp.ingest.shapes import read_shapes
+
+        frames = [
+            read_shapes(part.report, part.events.kernels, size)
+            for part, size in zip(self.parts, self._sizes(), strict=True)
+        ]
+        return schema.SHAPES.check(pl.concat(frames)[self.permutation])
+
+    def _metrics(
+        self, ranked: Sequence[Lane], offsets: Mapping[int, clocks.Clock], gpus: Sequence[Any]
+    ) -> pl.DataFrame:
+        made = [schema.METRICS.empty()]
+        for number, part in enumerate(self.parts):
+            frame = host.read_metrics(part.report)
+            mapping = gpus[number][0]
+            rank_of = {
+                mapping[lane.pid, lane.device]: lane.rank
+                for lane in ranked
+                if lane.report == number and lane.pid is not None and (lane.pid, lane.device) in mapping
+            }
+            keys = pl.DataFrame(
+                list(rank_of.items()), schema={"gpu": pl.Int64, "rank": pl.Int32}, orient="row"
+            )
+            made.append(
+                schema.METRICS.check(
+                    frame.join(keys, on="gpu").with_columns(
+                        pl.col("time_ns") + part.shift + offsets[part.clock].offset_ns
+                    )
+                )
+            )
+        return pl.concat(made).sort("rank", "metric", "time_ns")
+
+    # --- which ----------------------------------------------------------------------------------------------
+
+    def _match(
+        self,
+        ordered: Mapping[str, NDArray[Any]],
+        rank: NDArray[Any],
+        class_code: NDArray[Any],
+        names: pl.DataFrame,
+        launch: Mapping[str, NDArray[Any]] | None,
+        operations: pl.DataFrame,
+        rank_process: dict[int, int],
+        ranked: Sequence[Lane],
+    ) -> tuple[list[Kernel], pl.DataFrame]:
+        rows = np.flatnonzero(class_code == _CLASS_CODES["communication"])
+        kinds = names["kind"].to_list()
+        clock_of = {int(lane.rank or 0): self.parts[lane.report].clock for lane in ranked}
+        kernels = [
+            Kernel(event, number, clock_of[number], start, end, stream, kinds[name])
+            for event, number, start, end, stream, name in zip(
+                rows.tolist(),
+                rank[rows].tolist(),
+                ordered["start_ns"][rows].tolist(),
+                ordered["end_ns"][rows].tolist(),
+                ordered["stream"][rows].tolist(),
+                ordered["name"][rows].tolist(),
+                strict=True,
+            )
+        ]
+        none = np.zeros(rows.size, np.int64)
+        known = launch["known"][rows] if launch is not None else np.zeros(rows.size, bool)
+        carried = carried_operations(
+            operations,
+            ordered["process"][rows],
+            launch["thread"][rows] if launch is not None else none,
+            launch["start"][rows] if launch is not None else none,
+            known,
+            rank[rows],
+        )
+        worlds = {lane.world_size for lane in ranked if lane.world_size is not None}
+        found = match(
+            kernels, operations, carried, rank_process, max(worlds) if worlds else None, self.tolerance
+        )
+        unmatched = sum(count for how, count in found.counts.items() if how.startswith("unmatched"))
+        for how, count in sorted(found.counts.items()):
+            if how.startswith("unmatched:"):
+                self.notes.warn(
+                    "unmatched_collectives",
+                    count,
+                    "communication kernels without a counterpart on other ranks: "
+                    + "; ".join(
+                        f"{number} because {reason.partition(':')[2]}"
+                        for reason, number in sorted(found.counts.items())
+                        if reason.startswith("unmatched:")
+                    ),
+                )
+        if found.counts["order"]:
+            self.notes.assumptions.append(
+                f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, because "
+                "the export has no NCCL payloads (export with --include-blobs=true)"
+            )
+        del unmatched
+        frame = pl.DataFrame(
+            [
+                (
+                    kernel.event,
+                    kernel.collective,
+                    kernel.kind,
+                    kernel.communicator,
+                    kernel.sequence,
+                    kernel.group_size,
+                    found.message_bytes(kernel),
+                    kernel.match,
+                    kernel.peers,
+                )
+                for kernel in kernels
+            ],
+            schema=schema.COLLECTIVES.dtypes,
+            orient="row",
+        )
+        return kernels, frame
+
+    def _align(
+        self,
+        kernels: Sequence[Kernel],
+        collectives: pl.DataFrame,
+        ordered: dict[str, NDArray[Any]],
+        rank: NDArray[Any],
+        ranked: Sequence[Lane],
+        launch: dict[str, NDArray[Any]] | None,
+    ) -> dict[int, clocks.Clock]:
+        """Correct the clocks of reports against each other; times move in place."""
+        anchored = {part.clock: part.anchor is not None for part in self.parts}
+        offsets = clocks.align(kernels, anchored)
+        for lane in ranked:
+            offset = offsets[self.parts[lane.report].clock].offset_ns
+            if offset:
+                first, last = np.searchsorted(rank, [lane.rank, (lane.rank or 0) + 1])
+                ordered["start_ns"][first:last] += offset
+                ordered["end_ns"][first:last] += offset
+                if launch is not None:
+                    launch["start"][first:last] += offset
+                    launch["end"][first:last] += offset
+        self.unusable_clocks = {
+            number
+            for number, clock in offsets.items()
+            if clock.residual_ns is not None and clock.residual_ns > self.tolerance
+        }
+        if self.unusable_clocks:
+            worst = max(offsets[number].residual_ns or 0 for number in self.unusable_clocks)
+            self.notes.warn(
+                "clock_residual",
+                len(self.unusable_clocks),
+                f"clocks of reports agree only to {worst / NS_PER_US:.0f} us (tolerance "
+                f"{self.tolerance / NS_PER_US:.0f} us): wait and transfer between them are not told",
+            )
+        return offsets
+
+    # --- about ----------------------------------------------------------------------------------------------
+
+    @property
+    def _peer_names(self) -> list[int]:
+        order = sorted({name for part in self.parts for name in part.events.names})
+        return [number for number, (group, text) in enumerate(order) if group == "memory" and text == gpu.P2P]
+
+    def _describe_missing(self, names: pl.DataFrame, launches: bool) -> None:
+        unknown = names.filter((pl.col("rule") == UNCLASSIFIED) & (pl.col("group") == "kernel"))
+        suspicious = [text for text in unknown["text"].to_list() if looks_collective(text)]
+        self.notes.warn(
+            "unclassified_kernels",
+            unknown.height,
+            "kernel names that no rule knows count as compute; see table kernel_class, rule 'unclassified'",
+        )
+        self.notes.warn(
+            "suspected_collectives",
+            len(suspicious),
+            "unclassified kernels are named like collectives: give --rules if they communicate",
+        )
+
+    def _input(self, part: _Part) -> Input:
+        report = part.report
+        exported = {
+            str(row["name"]): str(row["value"])
+            for name in ("export_metadata", "export_metadata_old")
+            for row in sql.rows(report, name)
+        }
+        captured = {
+            str(row["name"]).rpartition(":")[2]: str(row["value"]).lower()
+            for row in sql.rows(report, "capture_metadata")
+        }
+        version = exported.get("EXPORT_SCHEMA_VERSION")
+        major = version.partition(".")[0] if version else ""
+        if major.isdecimal() and int(major) > KNOWN_MAJOR:
+            self.notes.warn(
+                "newer_schema",
+                1,
+                f"{report.name} has export schema {version}, newer than the {KNOWN_MAJOR}.x this version was tried on",
+            )
+        shift = exported.get("EXPORT_PARAM_TIME_SHIFT", "0")
+        if exported.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", ""):
+            self.notes.warn(
+                "shifted_times",
+                1,
+                f"{report.name} was exported with normalised or shifted times: its session start is no anchor",
+            )
+        return Input(
+            name=report.name,
+            sha256=report.sha256,
+            nsys_version=exported.get("EXPORT_PRODUCT_VERSION"),
+            schema=version,
+            graph_mode=captured.get("MODE"),
+            tables=frozenset(report.tables),
+            capabilities=_capabilities(report),
+            start_epoch_ns=part.anchor,
+            diagnostics=tuple(
+                _PATH.sub("<path>", str(row["text"])) for row in sql.rows(report, "diagnostics")
+            ),
+        )
+
+
+def _capabilities(report: Report) -> frozenset[str]:
+    """What the export can answer, by the tables and columns found."""
+    has = report.has
+    tests = {
+        "launches": RUNTIME in report.tables and has(KERNEL, "correlationId"),
+        "nvtx": NVTX in report.tables,
+        "payloads": has(NVTX, "binaryData") and "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables,
+        "event_edges": has(SYNCS, "eventSyncId"),
+        "physical_gpus": "TARGET_INFO_CUDA_DEVICE" in report.tables and "TARGET_INFO_GPU" in report.tables,
+        "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
+        "gpu_metrics": "GPU_METRICS" in report.tables,
+        "graph_spans": GRAPH_TRACE in report.tables,
+    }
+    return frozenset(name for name, there in tests.items() if there)

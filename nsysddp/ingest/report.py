@@ -1,0 +1,326 @@
+"""Open one nsys SQLite export, safely: what it is, which tables and columns it has, what it can answer.
+
+A report is opened read-only and never changed. Capabilities come from the tables and columns found, never from
+a version number; a table that is missing and one without rows are the same thing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import shutil
+import sqlite3
+import tempfile
+import threading
+import urllib.parse
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsysddp.errors import MissingTable, NotAReport, ReportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from sqlalchemy.engine import Engine
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+NVTX = "NVTX_EVENTS"
+
+KNOWN_MAJOR = 3
+"""Newest major export schema this reader was tried on; a newer one is read with a warning."""
+
+_SQLITE = b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_GENUINE = ("StringIds",)
+_READ_FLAGS = "capture with `nsys profile --trace=cuda,nvtx` around the steps of interest"
+
+
+@dataclass
+class Report(AbstractContextManager["Report"]):
+    """One open export. Use as a context manager; temporary files go away with it.
+
+    Attributes:
+        path: the file as the user gave it.
+        database: the SQLite file that is read (a temporary one for compressed input or ``.nsys-rep``).
+        tables: table name to the set of its columns, for every table with at least one row. A versioned table
+            such as ``CUPTI_ACTIVITY_KIND_KERNEL_V3`` also appears under its plain name if that has no rows.
+        aliases: plain table name to the name it is really read from, where they differ.
+    """
+
+    path: Path
+    database: Path
+    tables: dict[str, frozenset[str]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack, repr=False)
+    _hash: list[str] = field(default_factory=list, repr=False)
+    _hasher: threading.Thread | None = field(default=None, repr=False)
+    _engine: Engine | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Base name of the file; folders can be private and are never shown."""
+        return self.path.name
+
+    @property
+    def uri(self) -> str:
+        """SQLite URI of the database, read-only.
+
+        A database in WAL mode would get ``-wal`` and ``-shm`` files beside it even by a reader; without a writer
+        at work it is opened as immutable instead, which also works from a read-only folder.
+        """
+        quoted = urllib.parse.quote(str(self.database.resolve()))
+        with self.database.open("rb") as handle:
+            wal = handle.read(20)[18:19] == b"\x02"
+        beside = self.database.with_name(self.database.name + "-wal").exists()
+        return f"file:{quoted}?{'immutable=1' if wal and not beside else 'mode=ro'}"
+
+    @property
+    def engine(self) -> Engine:
+        """SQLAlchemy engine for small tables and inspection; text that is not UTF-8 is replaced, not refused."""
+        if self._engine is None:
+            from sqlalchemy import create_engine
+            from sqlalchemy.pool import StaticPool
+
+            self._engine = create_engine("sqlite://", creator=self.connect, poolclass=StaticPool)
+            self._stack.callback(self._engine.dispose)
+        return self._engine
+
+    def connect(self) -> sqlite3.Connection:
+        """A new read-only connection."""
+        connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        connection.execute("PRAGMA query_only = 1")
+        return connection
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file as given, computed beside the reading."""
+        if self._hasher is None:
+            self.start_hashing()
+        assert self._hasher is not None
+        self._hasher.join()
+        if not self._hash:
+            raise ReportError("the file could not be read to its end", file=self.path)
+        return self._hash[0]
+
+    def start_hashing(self) -> None:
+        """Hash the file in the background, so that it costs no extra time."""
+
+        def work() -> None:
+            digest = hashlib.sha256()
+            with self.path.open("rb") as handle:
+                while block := handle.read(1 << 22):
+                    digest.update(block)
+            self._hash.append(digest.hexdigest())
+
+        self._hasher = threading.Thread(target=work, name="sha256", daemon=True)
+        self._hasher.start()
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Does the table exist with rows, and with these columns?"""
+        return set(columns) <= self.tables.get(table, frozenset()) if table in self.tables else False
+
+    def scalar(self, sql: str, *values: Any) -> Any:
+        """First column of the first row of one of this module's own inspections; None without a row."""
+        with self.engine.connect() as connection:
+            row = connection.exec_driver_sql(sql, values).first()
+        return row[0] if row else None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
+    """Open an export (plain, gzip or zstd), or an ``.nsys-rep`` through ``nsys export``.
+
+    Args:
+        path: the file.
+        nsys: the nsys executable for ``.nsys-rep`` files; searched on PATH if None.
+
+    Raises:
+        NotAReport: foreign, truncated, encrypted, empty, or another format; the message names the cause.
+        ReportError: if the file cannot be read at all.
+    """
+    source = Path(path)
+    stack = ExitStack()
+    try:
+        head = _head(source)
+        database = _as_sqlite(source, head, stack, nsys)
+        report = Report(source, database, _stack=stack)
+        _inspect(report)
+    except sqlite3.DatabaseError as error:
+        stack.close()
+        raise NotAReport(
+            f"the SQLite file is damaged or incomplete ({error})", file=source, do="export the report again"
+        ) from error
+    except BaseException:
+        stack.close()
+        raise
+    return report
+
+
+def _head(source: Path) -> bytes:
+    try:
+        if source.is_dir():
+            raise NotAReport(
+                "is a folder, not a report", file=source, do="name the .sqlite or .nsys-rep files in it"
+            )
+        with source.open("rb") as handle:
+            head = handle.read(100)
+    except OSError as error:
+        raise ReportError(f"cannot be read: {error.strerror}", file=source) from error
+    if not head:
+        raise NotAReport("the file is empty", file=source, do="export the report again")
+    return head
+
+
+def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
+    """The plain SQLite file behind any accepted input."""
+    suffixes = [suffix.lower() for suffix in source.suffixes]
+    if ".qdstrm" in suffixes:
+        raise NotAReport(
+            "is a raw .qdstrm stream that nsys has not imported yet",
+            file=source,
+            do="import it with QdstrmImporter of the nsys that wrote it, then export to SQLite",
+        )
+    if head.startswith((_GZIP, _ZSTD)):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
+        plain = folder / (source.stem or "report")
+        _decompress(source, plain, head)
+        return _as_sqlite_plain(source, plain, _head(plain), stack, nsys)
+    return _as_sqlite_plain(source, source, head, stack, nsys)
+
+
+def _as_sqlite_plain(source: Path, plain: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
+    if head.startswith(_SQLITE):
+        _check_complete(source, plain, head)
+        return plain
+    if ".nsys-rep" in plain.name.lower() or ".qdrep" in plain.name.lower():
+        from nsysddp.ingest.nsys import export
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
+        return export(plain, folder / (plain.stem + ".sqlite"), nsys=nsys)
+    raise NotAReport(
+        "is no SQLite file (foreign or encrypted)",
+        file=source,
+        do="give an export made by `nsys export --type sqlite --include-blobs=true report.nsys-rep`",
+    )
+
+
+def _decompress(source: Path, target: Path, head: bytes) -> None:
+    try:
+        with target.open("wb") as out:
+            if head.startswith(_GZIP):
+                with gzip.open(source, "rb") as packed:
+                    shutil.copyfileobj(packed, out, 1 << 22)
+            else:
+                import zstandard
+
+                with source.open("rb") as raw:
+                    zstandard.ZstdDecompressor().copy_stream(raw, out)
+    except OSError as error:
+        if error.errno:
+            raise ReportError(f"cannot be unpacked: {error.strerror}", file=source) from error
+        raise NotAReport("the compressed file is damaged", file=source, do="pack it again") from error
+    except Exception as error:
+        if isinstance(error, (EOFError, ValueError)) or type(error).__name__ in ("ZstdError", "error"):
+            raise NotAReport(
+                "the compressed file is damaged or truncated", file=source, do="pack it again"
+            ) from error
+        raise
+
+
+def _check_complete(source: Path, plain: Path, head: bytes) -> None:
+    """Compare the size that the SQLite header promises with the size on disk."""
+    if len(head) < 100:
+        raise NotAReport("the SQLite file is truncated", file=source, do="copy or export it again")
+    page_size = int.from_bytes(head[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    pages = int.from_bytes(head[28:32], "big")
+    change_counter, valid_for = head[24:28], head[92:96]
+    size = plain.stat().st_size
+    if change_counter == valid_for and pages and size < pages * page_size:
+        raise NotAReport(
+            f"the SQLite file is truncated: {size:,} of {pages * page_size:,} bytes",
+            file=source,
+            do="copy or export it again",
+        )
+
+
+def quoted(identifier: str) -> str:
+    """An SQL identifier in quotes; names in a report are data and can hold anything."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _inspect(report: Report) -> None:
+    """Fill ``tables`` and ``aliases``; refuse what is no nsys export."""
+    connection = report.connect()
+    try:
+        listed = [
+            str(row[0])
+            for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        ]
+        columns = {
+            name: frozenset(str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(name)})"))
+            for name in listed
+            if not name.startswith("sqlite_")
+        }
+        genuine = any(name in columns for name in _GENUINE) and any(
+            name.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS"))
+            for name in columns
+        )
+        if not genuine:
+            raise NotAReport(
+                f"is a SQLite file but no nsys export ({_tables_text(columns)})",
+                file=report.path,
+                do="give an export made by `nsys export --type sqlite`",
+            )
+        report.tables = {name: found for name, found in columns.items() if _has_rows(connection, name)}
+    finally:
+        connection.close()
+    for name in sorted(report.tables):
+        plain = re.sub(r"_V\d+$", "", name)
+        if plain != name and plain not in report.tables:
+            report.tables[plain] = report.tables[name]
+            report.aliases[plain] = name
+
+
+def _tables_text(columns: dict[str, frozenset[str]]) -> str:
+    return f"{len(columns)} tables, none of Nsight Systems" if columns else "it has no tables"
+
+
+def _has_rows(connection: sqlite3.Connection, table: str) -> bool:
+    return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
+
+
+def require_columns(report: Report, table: str, columns: Iterable[str]) -> None:
+    """Refuse an export whose table lacks columns without which nothing can be said, naming them.
+
+    Raises:
+        MissingTable: naming table and columns.
+    """
+    missing = sorted(set(columns) - report.tables.get(table, frozenset()))
+    if missing:
+        raise MissingTable(
+            f"table {table} has no column {', '.join(missing)}",
+            file=report.path,
+            do="export the report again with an unmodified nsys",
+        )
+
+
+def no_gpu_events_advice() -> str:
+    """What to do about a capture without kernels."""
+    return _READ_FLAGS

@@ -1,0 +1,324 @@
+"""Find, check, bind and run the SQL files of ``queries/``; bulk tables come as Arrow in parallel row ranges.
+
+A query file is plain SQL for a current export, under a header that says what it answers::
+
+    -- name: kernels
+    -- question: Which kernels ran on which GPU, and when?
+    -- row: one kernel execution
+    -- needs CUPTI_ACTIVITY_KIND_KERNEL: start, end, deviceId
+    -- optional CUPTI_ACTIVITY_KIND_KERNEL: globalPid
+    -- parameter first_row: INTEGER, first rowid to read
+    -- column start_ns: INTEGER ns, start since the session start
+
+Exports differ in which tables and columns they have. A query never branches on that: before it runs, each table it
+names is shadowed by a common table expression of the same name that adds the optional columns that are missing as
+NULL, and a table that is missing altogether has no rows. Values are bound, never formatted.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsysddp.errors import MissingTable, QueryError, ReportError
+from nsysddp.ingest.report import Report, quoted, require_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_ROWS = 65_536
+THREADS = 2
+_HEADER = re.compile(r"--\s*(?P<key>[a-z]+)(?:\s+(?P<of>\w+))?:\s*(?P<value>.*)")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One SQL file: its text, and what its header promises.
+
+    Attributes:
+        name: how it is called; equal to the file name.
+        question: what it answers.
+        row: what one row is.
+        needs: table to the columns without which it has no answer.
+        optional: table to columns that count as NULL where they are missing.
+        parameters: name to meaning, in order of first use.
+        columns: result column to type, unit and meaning, in order.
+        text: the SQL.
+    """
+
+    name: str
+    question: str
+    row: str
+    needs: Mapping[str, tuple[str, ...]]
+    optional: Mapping[str, tuple[str, ...]]
+    parameters: Mapping[str, str]
+    columns: Mapping[str, str]
+    text: str
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Every table it reads."""
+        return tuple(dict.fromkeys([*self.needs, *self.optional]))
+
+    def bound_to(self, report: Report) -> str:
+        """The SQL for this report, with missing optional columns and tables supplied.
+
+        Raises:
+            MissingTable: a table is there but lacks a column that the question needs.
+        """
+        shadows = [shadow for table in self.tables if (shadow := self._shadow(report, table))]
+        if not shadows:
+            return self.text
+        body = self.text.lstrip()
+        own = re.match(r"WITH\s+", body, re.IGNORECASE)
+        return f"WITH {', '.join(shadows)}{', ' + body[own.end() :] if own else ' ' + body}"
+
+    def _shadow(self, report: Report, table: str) -> str | None:
+        needs, optional = self.needs.get(table, ()), self.optional.get(table, ())
+        if table not in report.tables:
+            nothing = ", ".join(f"NULL AS {quoted(column)}" for column in (*needs, *optional, "rowid"))
+            return f"{quoted(table)} AS (SELECT {nothing} WHERE 0)"
+        require_columns(report, table, needs)
+        missing = [column for column in optional if column not in report.tables[table]]
+        source = report.aliases.get(table, table)
+        if not missing and source == table:
+            return None
+        supplied = "".join(f", NULL AS {quoted(column)}" for column in missing)
+        return f"{quoted(table)} AS (SELECT rowid, *{supplied} FROM main.{quoted(source)})"
+
+
+def folder() -> Path:
+    """Where the query files are: inside the installed package, else beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "queries"
+    return inside if inside.is_dir() else package.parent / "queries"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The names of all query files."""
+    return tuple(sorted(path.stem for path in folder().glob("*.sql")))
+
+
+@cache
+def get(name: str) -> Query:
+    """The query of that name.
+
+    Raises:
+        QueryError: unknown, or its header is malformed.
+    """
+    if name not in names():
+        raise QueryError(f"there is no query {name!r}", do="`nsysddp query` lists them")
+    return parse((folder() / f"{name}.sql").read_text(encoding="utf-8"), name)
+
+
+def parse(text: str, name: str) -> Query:
+    """A query from the text of its file.
+
+    Raises:
+        QueryError: if the header lacks a part or has an unknown one.
+    """
+    found: dict[str, str] = {}
+    needs: dict[str, tuple[str, ...]] = {}
+    optional: dict[str, tuple[str, ...]] = {}
+    parameters: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    lines = text.splitlines()
+    body_at = next((i for i, line in enumerate(lines) if line and not line.startswith("--")), len(lines))
+    for line in lines[:body_at]:
+        entry = _HEADER.match(line)
+        if not entry:
+            continue
+        key, of, value = entry["key"], entry["of"], entry["value"].strip()
+        if of is None and key in ("name", "question", "row"):
+            found[key] = value
+        elif of and key == "needs":
+            needs[of] = tuple(part.strip() for part in value.split(",") if part.strip())
+        elif of and key == "optional":
+            optional[of] = tuple(part.strip() for part in value.split(",") if part.strip())
+        elif of and key == "parameter":
+            parameters[of] = value
+        elif of and key == "column":
+            columns[of] = value
+        else:
+            raise QueryError(f"query {name}: unknown header line {line!r}")
+    lacking = {"name", "question", "row"} - set(found)
+    if lacking or not columns or found["name"] != name:
+        raise QueryError(f"query {name}: the header needs name (= file name), question, row and columns")
+    return Query(
+        name, found["question"], found["row"], needs, optional, parameters, columns,
+        "\n".join(lines[body_at:]).strip().rstrip(";"),
+    )  # fmt: skip
+
+
+def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
+    """All rows of a small query as mappings, through SQLAlchemy.
+
+    Raises:
+        MissingTable: a needed column is missing.
+        ReportError: SQLite refused, or a value has a type that it cannot have.
+    """
+    from sqlalchemy import text
+    from sqlalchemy.exc import DBAPIError
+
+    query = get(name)
+    try:
+        with report.engine.connect() as connection:
+            result = connection.execute(text(_escaped(query.bound_to(report))), values)
+            return [dict(row) for row in result.mappings()]
+    except DBAPIError as error:
+        raise _unreadable(report, query, error.orig or error) from error
+
+
+def _escaped(sql: str) -> str:
+    """Colons inside string literals are no parameters for SQLAlchemy."""
+    return re.sub(r"'[^']*'", lambda literal: literal[0].replace(":", r"\:"), sql)
+
+
+def _unreadable(report: Report, query: Query, error: BaseException) -> ReportError:
+    reason = " ".join(str(error).split())[:200]
+    return ReportError(
+        f"query {query.name} failed: {reason}", file=report.path, do="the export is damaged: export it again"
+    )
+
+
+def row_span(report: Report, table: str) -> tuple[int, int] | None:
+    """First and last rowid of a table; None if it has no rows."""
+    if table not in report.tables:
+        return None
+    source = quoted(report.aliases.get(table, table))
+    try:
+        low = report.scalar(f"SELECT min(rowid) FROM {source}")
+        high = report.scalar(f"SELECT max(rowid) FROM {source}")
+    except Exception as error:
+        raise MissingTable(f"table {table} cannot be read by row ranges", file=report.path) from error
+    return int(low), int(high)
+
+
+def scan(
+    report: Report,
+    name: str,
+    consume: Callable[[int, pa.RecordBatch], None],
+    *,
+    table: str,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Run a bulk query over all rows of its table in parallel row ranges.
+
+    The query takes ``first_row`` and ``last_row``. Each range has its own connection and thread; SQLite and Arrow
+    work without the interpreter lock, so two ranges keep two cores busy.
+
+    Args:
+        report: the export.
+        name: the query.
+        consume: called with the range number and each Arrow batch (columns as in the header); may be called from
+            several threads at once, but in row order within one range.
+        table: the table whose rowids are divided.
+        progress: called with the number of rows of each batch.
+
+    Raises:
+        ReportError: SQLite refused, or a column changes its type.
+    """
+    query = get(name)
+    span = row_span(report, table)
+    if span is None:
+        return
+    sql = query.bound_to(report)
+    edges = _edges(*span)
+    failures: list[BaseException] = []
+
+    def work(number: int, first: int, last: int) -> None:
+        try:
+            for batch in _batches(report, sql, first, last):
+                if failures:
+                    return
+                consume(number, batch)
+                if progress:
+                    progress(batch.num_rows)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
+            failures.append(error)
+
+    if len(edges) == 1:
+        work(0, *edges[0])
+    else:
+        threads = [
+            threading.Thread(target=work, args=(number, first, last), daemon=True)
+            for number, (first, last) in enumerate(edges)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        error = failures[0]
+        if isinstance(error, ReportError) or not isinstance(error, Exception):
+            raise error
+        raise _unreadable(report, query, error) from error
+
+
+def _edges(low: int, high: int) -> list[tuple[int, int]]:
+    count = high - low + 1
+    parts = 1 if count <= BATCH_ROWS else THREADS
+    cuts = [low + count * part // parts for part in range(parts + 1)]
+    return [(first, last - 1) for first, last in pairwise(cuts)]
+
+
+def _batches(report: Report, sql: str, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    from adbc_driver_manager import AdbcConnection, AdbcStatement
+    from adbc_driver_sqlite import connect
+
+    database = connect(report.uri)
+    connection = AdbcConnection(database)
+    statement = AdbcStatement(connection)
+    try:
+        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+        statement.set_sql_query(sql)
+        statement.prepare()
+        statement.bind(
+            pa.record_batch(
+                {"first_row": pa.array([first], pa.int64()), "last_row": pa.array([last], pa.int64())}
+            )
+        )
+        stream, _ = statement.execute_query()
+        yield from pa.RecordBatchReader.from_stream(stream)
+    finally:
+        statement.close()
+        connection.close()
+        database.close()
+
+
+def run_user_sql(report: Report, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names and rows of any SELECT on a report, read-only.
+
+    Raises:
+        QueryError: not a reading statement, more than one, or SQLite refused it.
+    """
+    connection = report.connect()
+
+    def only_reads(action: int, *_: Any) -> int:
+        reading = (
+            sqlite3.SQLITE_SELECT,
+            sqlite3.SQLITE_READ,
+            sqlite3.SQLITE_FUNCTION,
+            sqlite3.SQLITE_RECURSIVE,
+        )
+        return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
+
+    connection.set_authorizer(only_reads)
+    try:
+        cursor = connection.execute(sql)
+        if cursor.description is None:
+            raise QueryError("the statement returns no rows", file=report.path, do="write one SELECT")
+        return [column[0] for column in cursor.description], cursor.fetchall()
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise QueryError(f"SQLite refused the statement: {error}", file=report.path) from error
+    finally:
+        connection.close()

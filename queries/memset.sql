@@ -1,0 +1,28 @@
+-- name: memset
+-- question: Which memsets ran, and of what size?
+-- row: one memset
+-- needs CUPTI_ACTIVITY_KIND_MEMSET: start, end, deviceId, streamId, bytes
+-- optional CUPTI_ACTIVITY_KIND_MEMSET: globalPid, contextId, correlationId, graphNodeId
+-- parameter first_row: INTEGER, first rowid to read
+-- parameter last_row: INTEGER, last rowid to read
+-- column start_ns: INTEGER ns, start since the session start
+-- column end_ns: INTEGER ns, end
+-- column process: INTEGER globalPid; NULL in reduced exports
+-- column device: INTEGER, CUDA ordinal inside the process
+-- column context: INTEGER, CUDA context inside the process
+-- column stream: INTEGER, CUDA stream inside the process
+-- column correlation: INTEGER, id of its launch inside the process
+-- column graph_node: INTEGER, NULL unless the kernel is a node of a CUDA graph
+-- column bytes: INTEGER bytes set
+SELECT
+  start AS start_ns,
+  "end" AS end_ns,
+  globalPid AS process,
+  deviceId AS device,
+  contextId AS context,
+  streamId AS stream,
+  correlationId AS correlation,
+  graphNodeId AS graph_node,
+  bytes AS bytes
+FROM CUPTI_ACTIVITY_KIND_MEMSET
+WHERE rowid BETWEEN :first_row AND :last_row
