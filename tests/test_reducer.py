@@ -198,6 +198,9 @@ def test_schedule_is_its_definition(case: tuple[Layout, dict[int, int], dict[int
         if complete[at] == never:
             assert not reduction.blocks
             continue
+        ends = [complete[at], *(block.end_ns for block in reduction.blocks)]
+        assert [block.start_ns for block in reduction.blocks] == ends[:-1]
+        assert all(block.end_ns is None or block.end_ns > block.start_ns for block in reduction.blocks)
         for now in range(int(complete[at]), int(min(launch[at], 32))):
             head = next(k for k in range(len(complete)) if complete[k] > now)
             [block] = [

@@ -200,14 +200,7 @@ class _TorchMapOrder:
     bucket was empty; growing the table puts all keys in again, in the order they had.
     """
 
-    _TABLE_SIZES = (
-        13,
-        29,
-        59,
-        127,
-        257,
-        541,
-    )  # a table grows when it would hold more keys than it has buckets
+    _TABLE_SIZES = (13, 29, 59, 127, 257, 541)  # it grows before it would hold more keys than slots
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, int], _OpenBucket] = {}
@@ -279,8 +272,7 @@ def initial_layout(parameters: Sequence[Parameter], settings: Settings | None = 
     """Which buckets does DDP start with?
 
     Registration order is filled into buckets, then the list of buckets is reversed, since backward runs
-    roughly
-    backwards: the small first bucket of a default cap is the one launched last.
+    roughly backwards: the small first bucket of a default cap is the one launched last.
 
     Raises:
         UsageError: as ``assign_buckets``.
@@ -428,7 +420,7 @@ class Schedule:
 
     @property
     def next_forward_error(self) -> str | None:
-        """What the next forward pass on this rank raises, in DDP's own words; None if it goes through.
+        """What the next forward pass on this rank raises, as DDP words it; None if it goes through.
 
         A pass in which no gradient at all arrived is not noticed by DDP.
         """
@@ -477,7 +469,7 @@ def schedule(
     if unused is None:
         detected = layout.settings.find_unused_parameters or layout.settings.static_graph
         unused = [index for index in range(count) if index not in ready_ns] if detected else []
-    unused = list(unused)
+    unused = sorted(set(unused))
     if strangers := [index for index in (*ready_ns, *unused) if not 0 <= index < count]:
         raise UsageError(f"the layout holds {count} parameters, there is no number {strangers[0]}")
     if changed := [index for index in unused if index in ready_ns]:
