@@ -648,6 +648,12 @@ def test_a_reader_does_not_wait_for_a_writer(url: str) -> None:
     assert [run.label for run in runs(url=url)] == ["not yet"]
 
 
+def test_sqlite_keeps_a_write_ahead_log(tmp_path: Path) -> None:
+    save(document(), url=str(tmp_path / "results.db"))
+    with engine_of(str(tmp_path / "results.db")).connect() as connection:
+        assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
+
+
 def test_an_input_is_not_changed_by_saving_it() -> None:
     given = document()
     before = copy.deepcopy(given)

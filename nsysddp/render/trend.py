@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import UsageError
 from nsysddp.units import NS_PER_MS, NS_PER_US
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -159,7 +164,8 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
-_WIDTH_IN, _PLOT_IN, _HEAD_IN, _LEFT = 10.0, 3.6, 1.25, 0.085
+_WIDTH_IN, _PLOT_IN, _HEAD_IN = 10.0, 3.6, 1.25
+_LEFT, _AXES = 0.085, 0.885  # where the axes begin, and how wide they are, in widths of the page
 
 
 def draw_trend(trend: Trend, path: Path) -> None:
@@ -176,7 +182,6 @@ def draw_trend(trend: Trend, path: Path) -> None:
         what = f"a picture cannot be written as {path.suffix or 'a file without an ending'}"
         raise UsageError(what, do=f"end its name in {', '.join(f'.{one}' for one in FORMATS)}")
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     style: Any = {
         "font.family": "DejaVu Sans",
@@ -192,19 +197,25 @@ def draw_trend(trend: Trend, path: Path) -> None:
         # Names come from people: a $ in one is not mathematics.
         "text.parse_math": False,
     }
+    # Same trend, same bytes.
+    metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     with mpl.rc_context(style):
-        foot_in = 0.95 + 0.46 * max(1, len(trend.change_points))
-        height_in = _HEAD_IN + _PLOT_IN + foot_in
-        figure = Figure(figsize=(_WIDTH_IN, height_in), facecolor="white")
-        axes = figure.add_axes((_LEFT, foot_in / height_in, 0.885, _PLOT_IN / height_in))
-        _draw_points(axes, trend)
-        _draw_changes(axes, trend)
-        _draw_frame(axes, trend)
-        _draw_key(figure, trend)
-        _draw_words(figure, trend)
-        # Same trend, same bytes.
-        metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-        figure.savefig(path, format=kind, dpi=200, metadata=metadata)
+        _compose(trend).savefig(path, format=kind, dpi=200, metadata=metadata)
+
+
+def _compose(trend: Trend) -> Figure:
+    from matplotlib.figure import Figure
+
+    foot_in = 0.95 + 0.46 * max(1, len(trend.change_points))
+    height_in = _HEAD_IN + _PLOT_IN + foot_in
+    figure = Figure(figsize=(_WIDTH_IN, height_in), facecolor="white")
+    axes = figure.add_axes((_LEFT, foot_in / height_in, _AXES, _PLOT_IN / height_in))
+    _draw_points(axes, trend)
+    _draw_changes(axes, trend)
+    _draw_frame(axes, trend)
+    _draw_key(figure, trend)
+    _draw_words(figure, trend)
+    return figure
 
 
 def _bounds(trend: Trend) -> list[int]:
@@ -213,7 +224,7 @@ def _bounds(trend: Trend) -> list[int]:
     return [0, *(places[change.run_id] for change in trend.change_points), len(trend.points)]
 
 
-def _draw_points(axes: Any, trend: Trend) -> None:
+def _draw_points(axes: Axes, trend: Trend) -> None:
     scale = scale_for(trend)
     at_foot = axes.get_xaxis_transform()
     for place, point in enumerate(trend.points):
@@ -232,7 +243,7 @@ def _draw_points(axes: Any, trend: Trend) -> None:
         axes.plot(place, value, "o", ms=5.5, mfc=fill, mec=_BLUE, mew=1.3, zorder=5)
 
 
-def _draw_changes(axes: Any, trend: Trend) -> None:
+def _draw_changes(axes: Axes, trend: Trend) -> None:
     scale, bounds = scale_for(trend), _bounds(trend)
     changes = trend.change_points
     levels = [changes[0].before, *(change.after for change in changes)] if changes else []
@@ -248,12 +259,12 @@ def _draw_changes(axes: Any, trend: Trend) -> None:
             str(number), ha="center", color="white", size=9.5, weight="bold", bbox=badge, zorder=6, **at
         )
         # The size beside it only where it cannot run into the next number.
-        if (bounds[number + 1] - bounds[number]) * 8.8 / len(trend.points) > 1.1:
+        if (bounds[number + 1] - bounds[number]) * _AXES * _WIDTH_IN / len(trend.points) > 1.1:
             offset: dict[str, Any] = {"xytext": (12, 0), "textcoords": "offset points"}
             axes.annotate(relative(change), color=_VERMILION, size=10, weight="bold", **offset, **at)
 
 
-def _draw_frame(axes: Any, trend: Trend) -> None:
+def _draw_frame(axes: Axes, trend: Trend) -> None:
     count = len(trend.points)
     axes.set_xlim(-0.6, max(count, 1) - 0.4)
     known = any(point.value is not None for point in trend.points)
@@ -262,8 +273,10 @@ def _draw_frame(axes: Any, trend: Trend) -> None:
     axes.set_ylim(min(0.0, low), high + 0.08 * (high - min(0.0, low)))
     axes.set_ylabel(f"{title_of(trend.metric)}, {scale_for(trend).unit}")
     axes.set_xlabel("run, oldest first", color=_GREY, fontsize=9)
-    named = count <= 10 and any(point.label for point in trend.points)
-    shown = range(0, count, -(-count // 30))
+    named = count <= 8 and any(point.label for point in trend.points)
+    # A digit of the axis is less than 0.1 in wide.
+    label_in = 0.1 * (1 + len(str(max(point.run_id for point in trend.points))))
+    shown = range(0, count, 1 if named else math.ceil(count * label_in / (_AXES * _WIDTH_IN)))
     axes.set_xticks(list(shown), [_tick(trend.points[place], named) for place in shown])
     axes.tick_params(length=0, pad=6)
     axes.grid(axis="y", color="#E6E8EB", lw=0.8)
@@ -281,7 +294,7 @@ def _short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _draw_key(figure: Any, trend: Trend) -> None:
+def _draw_key(figure: Figure, trend: Trend) -> None:
     """What each mark means, for the marks that the picture has."""
     from matplotlib.lines import Line2D
 
@@ -324,7 +337,7 @@ def _draw_key(figure: Any, trend: Trend) -> None:
     )
 
 
-def _draw_words(figure: Any, trend: Trend) -> None:
+def _draw_words(figure: Figure, trend: Trend) -> None:
     """The title, how to read it, and the change points in words; places in inches from the top left."""
 
     def write(text: str, top_in: float, left_in: float = 0.0, **style: Any) -> None:
