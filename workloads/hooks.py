@@ -44,6 +44,10 @@ def install(recorder: Recorder, ddp: DistributedDataParallel, name: str) -> Cont
     """
     if name == "none":
         return None
+    if name == "powersgd" and recorder.job.backend == "gloo":
+        # It launches collectives from futures' callbacks. NCCL's run where the hook runs; gloo's run on worker
+        # threads, so two buckets' collectives start in another order on each rank and never match.
+        raise SystemExit("--comm-hook powersgd needs --backend nccl: on gloo its collectives mix up buckets")
     hooks = {
         "allreduce": default_hooks.allreduce_hook,
         "bf16": default_hooks.bf16_compress_hook,
