@@ -7,6 +7,7 @@ saw (every gradient that got ready and every bucket that was launched, in host o
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import random
@@ -56,7 +57,7 @@ def run_rank(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
+def run_case(case: dict[str, Any], rank: int) -> dict[str, Any] | None:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -91,6 +92,8 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
                 total = total + self.branches[index]()
             return total
 
+    if not case["ddp"].keys() <= inspect.signature(nn.parallel.DistributedDataParallel).parameters.keys():
+        return None  # this torch has no bucket_cap_mb_list
     os.environ["DDP_SET_LAST_BUCKET_CAP"] = "1" if case["small_last_bucket"] else "0"
     model = nn.parallel.DistributedDataParallel(Branches(), gradient_as_bucket_view=True, **case["ddp"])
     index_of = {id(branch.weight): index for index, branch in enumerate(model.module.branches)}
@@ -196,8 +199,8 @@ def random_caps(rng: random.Random) -> dict[str, Any]:
     if kind < 0.2:
         return {}
     if kind < 0.35:
-        return {"bucket_cap_mb_list": [rng.randint(0, 4000) / MIB for _ in range(rng.randint(1, 3))]}
-    return {"bucket_cap_mb": rng.choice([0, rng.randint(1, 8000)]) / MIB}
+        return {"bucket_cap_mb_list": [rng.randint(1, 4000) / MIB for _ in range(rng.randint(1, 3))]}
+    return {"bucket_cap_mb": rng.choice([1, rng.randint(1, 8000)]) / MIB}
 
 
 def shuffled(rng: random.Random, items: Any) -> list[int]:
@@ -293,6 +296,7 @@ NAMED = {
         [4, 16, 16, 16],
     ),
     "static_unused": (4, 13, {"bucket_cap_mb": 16, "static_graph": True}, 12, [52], [16, 16, 16, 4]),
+    "default_cap_fine": (1, 48, {}, 48, [48], [1, 25, 22]),
     "default_cap": (4, 12, {}, 12, [48], [4, 28, 16]),
     "explicit_cap25": (4, 12, {"bucket_cap_mb": 25}, 12, [48], [28, 20]),
     "default_cap_dynamic": (4, 12, {"find_unused_parameters": True}, 12, [16, 28, 4], [16, 28, 4]),
@@ -318,13 +322,13 @@ def known_cases() -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class Run:
     cases: list[dict[str, Any]]
-    seen: list[list[dict[str, Any]]]  # by rank, by case
+    seen: list[list[Any]]  # by rank, by case; None where this torch lacks an argument
 
     def of_kind(self, kind: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         return [
             (case, [self.seen[rank][at] for rank in range(WORLD_SIZE)])
             for at, case in enumerate(self.cases)
-            if case["kind"] == kind
+            if case["kind"] == kind and self.seen[0][at] is not None
         ]
 
 
