@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.graph import EVIDENCE, Edge, Graph, build
+from nsysddp.analyses.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
 from nsysddp.errors import AnalysisError, UsageError
 from nsysddp.markers import parse_bucket_mark
 from nsysddp.result import Finding, Result, Warning
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 TIE_NS = 50 * NS_PER_US
 """Ranks whose last events end this close together are tied."""
-
-QUEUED_NS = 10 * NS_PER_US
-"""A ready event that starts this much later, while the device runs other work, was queued."""
 
 KINDS = (
     "compute",
@@ -101,9 +98,9 @@ PATH = Table(
         Column(
             "launched_step",
             INT,
-            "step_index in which the event was launched; calls: of the event they led to",
+            "step_index in which the event was launched; calls: of the event launched next",
         ),
-        Column("phase", TEXT, "phase in which the event was launched; calls: of the event they led to"),
+        Column("phase", TEXT, "phase in which the event was launched; calls: of the event launched next"),
         Column("bucket", INT, "DDP bucket of the communication, from the annotation; null without"),
         Column("waits_for", INT, "wait: the rank that arrived last; null otherwise"),
     ),
@@ -433,9 +430,8 @@ def _paths(
     pieces = _queued(trace=graph.trace, pieces=pieces)
     nowhere = (pl.col("slot") == _GAP) & pl.col("hangs_on_nothing")  # never blamed on a rank
     pieces = pieces.with_columns(
-        *(pl.when(~nowhere).then(name).alias(name) for name in ("rank", "stream", "thread", "name", "event")),
+        *(pl.when(~nowhere).then(name).alias(name) for name in _PLACE),
         waits_for=pl.when(pl.col("slot") == _WAIT).then("waits_for"),
-        bucket=pl.when(~nowhere).then("bucket"),
     )
     pieces = pieces.with_columns(
         path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
@@ -454,6 +450,9 @@ def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
         or np.any(total != walks.end - walks.start)
     ):
         raise AnalysisError("the pieces of a critical path do not tile its window")
+
+
+_PLACE = ("rank", "stream", "thread", "name", "event", "launched_step", "phase", "bucket")
 
 
 def _facts(graph: Graph, member: Membership, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
@@ -489,10 +488,11 @@ def _facts(graph: Graph, member: Membership, nodes: Ints, edge: NDArray[np.uint8
         parts.append(pl.DataFrame(schema={"thread": pl.Int64, "synchronised": pl.Boolean}))
     place = np.empty(nodes.size, dtype=np.int64)
     place[np.concatenate([np.flatnonzero(is_event), np.flatnonzero(~is_event)])] = np.arange(nodes.size)
-    # Calls belong to the step and phase of the event that they led to: the next event along the path.
-    size = nodes.size
-    following = np.minimum.accumulate(np.where(is_event, np.arange(size), size)[::-1])[::-1]
-    led_to = nodes[following]
+    # A call belongs to the step and phase of the event that the line launched next.
+    led_to = nodes.copy()
+    if graph.lines is not None:
+        led_to[~is_event] = graph.lines.leads_to[call]
+    led_to = pl.Series(led_to).replace(-1, None)
     hung = edge[nodes].astype(np.int64)
     return (
         pl.concat(parts, how="diagonal")[place]
@@ -544,13 +544,13 @@ def _queued(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
     """Gaps of over 10 us in which the device was busy with other work but for 10 us: the event was queued."""
     kind = pieces["kind"].cast(pl.String).to_numpy().copy()
     start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
-    long = np.flatnonzero((kind == "gap") & (end - start > QUEUED_NS))
+    long = np.flatnonzero((kind == "gap") & (end - start > LATENCY_NS))
     ranks = pieces["rank"].gather(long).to_numpy()
     queued = np.zeros(kind.size, dtype=bool)
     for rank in np.unique(ranks):
         mine = long[ranks == rank]
         busy = trace.union(int(rank), CLASSES).length_within(start[mine], end[mine])
-        queued[mine] = end[mine] - start[mine] - busy <= QUEUED_NS
+        queued[mine] = end[mine] - start[mine] - busy <= LATENCY_NS
     return pieces.with_columns(kind=pl.when(pl.Series(queued)).then(pl.lit("queued", KIND)).otherwise("kind"))
 
 

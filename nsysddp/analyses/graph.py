@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE_NS = 100 * NS_PER_US
 """Residual of a clock alignment above which ranks are not compared (definitions: when)."""
 
+LATENCY_NS = 10 * NS_PER_US
+"""An event that has all it needs, on a device that is free, starts within this time."""
+
 
 class Rule(Enum):
     """One rule of the graph; see the definition of the critical path."""
@@ -172,6 +175,7 @@ EVIDENCE = {
     "early_events": "events that ran before their launch call returned",
     "negative_launches": "events that started before their launch call (edge left out)",
     "ambiguous_launches": "early events whose other predecessor ended inside the launch call",
+    "unordered_graph_nodes": "nodes of CUDA graphs whose order inside the graph is unknown",
     "communication": "communication events",
     "unmatched_communication": "communication events without a usable match on other ranks",
     "ended_before_arrival": "matched communication events that ended before the last arrival (no jump)",
@@ -212,10 +216,11 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     late_waits = negative = 0
     if Rule.QUEUE in active and count:
         finished = end[ahead] <= start
-        # An overlapping predecessor (programmatic dependent launch) has at least to have begun; but a collective
-        # that still waited for its peers then let this event pass.
+        # An overlapping predecessor (programmatic dependent launch) let this event go at a time that is not recorded:
+        # just before it started. But a collective that still waited for its peers then had no part in it.
+        let_go = np.maximum(start[ahead], start - LATENCY_NS)
         passed = (ahead < 0) | (~finished & (ready[ahead] > start))
-        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], start[ahead]))
+        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], let_go))
     if Rule.EVENT in active and count:
         usable = (signal >= 0) & (end[signal] <= start)
         by_signal = np.where(usable, end[signal], NEVER)
@@ -279,6 +284,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
             "early_events": int(early.sum()),
             "negative_launches": negative,
             "ambiguous_launches": int(ambiguous.sum()),
+            "unordered_graph_nodes": int(queues.inside_graph.sum()),
             "communication": int(communication.sum()),
             "unmatched_communication": int((communication & ~matched).sum()) - ended_early,
             "ended_before_arrival": ended_early,

@@ -135,6 +135,7 @@ class HostLines:
         end: end in ns.
         before: position of the predecessor in the line, -1 for the first.
         awaited: row of EVENTS whose end the call waited for, -1 if it did not wait for one.
+        leads_to: row of EVENTS that the call, or the next call of the line that launches, launched (-1: none does).
         launcher: for each event the position of the call that launched it, -1 if unknown; shape (events,).
         blocking_calls: synchronising calls in the lines.
         unresolved_calls: of those, the ones for which nothing says what they waited for.
@@ -147,6 +148,7 @@ class HostLines:
     end: Ints
     before: Ints
     awaited: Ints
+    leads_to: Ints
     launcher: Ints
     blocking_calls: int
     unresolved_calls: int
@@ -176,7 +178,7 @@ def host_lines(
     to_host = is_copy_to_host[trace.events["name"].to_numpy()]
     launcher = np.full(trace.events.height, -1, dtype=np.int64)
     position = np.full(calls.row.size, -1, dtype=np.int64)  # folded call -> place in the line at hand
-    lines: list[tuple[int, Ints, Ints, Ints]] = []
+    lines: list[tuple[int, Ints, Ints, Ints, Ints]] = []
     counted = unresolved = base = 0
 
     for rank in trace.rank_numbers:
@@ -221,27 +223,39 @@ def host_lines(
         )
         counted += seen
         unresolved += unknown
-        lines.append((rank, line, np.where(before >= 0, before + base, -1), awaited))
+        before = np.where(before >= 0, before + base, -1)
+        lines.append((rank, line, before, awaited, _next_launched(called, line.size, first)))
         base += line.size
 
     def joined(parts: list[Ints]) -> Ints:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    line = joined([part for _, part, _, _ in lines])
+    line = joined([part for _, part, *_ in lines])
     return HostLines(
         rank=np.repeat(
-            np.asarray([rank for rank, *_ in lines], dtype=np.int32), [part.size for _, part, _, _ in lines]
+            np.asarray([rank for rank, *_ in lines], dtype=np.int32), [part.size for _, part, *_ in lines]
         ),
         row=calls.row[line],
         thread=thread_of_call[calls.row[line]],
         start=calls.start[line],
         end=calls.end[line],
-        before=joined([before for _, _, before, _ in lines]),
-        awaited=joined([awaited for *_, awaited in lines]),
+        before=joined([before for _, _, before, *_ in lines]),
+        awaited=joined([awaited for *_, awaited, _ in lines]),
+        leads_to=joined([leads_to for *_, leads_to in lines]),
         launcher=launcher,
         blocking_calls=counted,
         unresolved_calls=unresolved,
     )
+
+
+def _next_launched(called: Ints, size: int, first_event: int) -> Ints:
+    """For each call of a line the event that it, or the next call that launches one, launched; -1 if none does."""
+    launched = np.full(size, -1, dtype=np.int64)
+    events = np.flatnonzero(called >= 0)[::-1]
+    launched[called[events]] = first_event + events  # the first of several (CUDA graphs) wins
+    places = np.where(launched >= 0, np.arange(size), size)
+    following = np.minimum.accumulate(places[::-1])[::-1]
+    return np.append(launched, -1)[following]
 
 
 def _awaited(
