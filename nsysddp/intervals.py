@@ -148,3 +148,36 @@ class Intervals:
     def clip(self, start: int, end: int) -> Intervals:
         """The part inside ``[start, end)``."""
         return self & Intervals.span(start, end)
+
+
+def grouped_union(
+    group: ArrayLike, start: ArrayLike, end: ArrayLike
+) -> tuple[NDArray[np.int64], Times, Times]:
+    """The union of the intervals of each group, as pieces ordered by (group, start).
+
+    Args:
+        group: group number of each interval, >= 0.
+        start, end: bounds in ns.
+
+    Returns:
+        group, start and end of each piece; within a group the pieces are disjoint and do not touch.
+    """
+    groups = np.asarray(group, dtype=np.int64)
+    first = np.asarray(start, dtype=np.int64)
+    last = np.asarray(end, dtype=np.int64)
+    real = last > first
+    groups, first, last = groups[real], first[real], last[real]
+    if not groups.size:
+        return groups, first, last
+    order = np.lexsort((first, groups))
+    groups, first, last = groups[order], first[order], last[order]
+    # A running maximum that starts anew in each group: ends become their places among all ends, so that
+    # (group, place) is one ascending number that cannot overflow.
+    places, ends = np.unique(last, return_inverse=True)
+    running = np.maximum.accumulate(groups * places.size + ends.ravel())
+    reach = places[running % places.size]
+    opens = np.ones(groups.size, dtype=bool)
+    opens[1:] = (groups[1:] != groups[:-1]) | (first[1:] > reach[:-1])
+    heads = np.flatnonzero(opens)
+    tails = np.append(heads[1:] - 1, groups.size - 1)
+    return groups[heads], first[heads], reach[tails]

@@ -28,6 +28,10 @@ CLASSES = ("communication", "spin", "compute", "memory", "graph")
 CLASS = pl.Enum(list(CLASSES))
 
 
+P2P_COPY = "memcpy PtoP"
+"""Operation name of a peer-to-peer copy."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: name, polars type, what it says (with its unit where the name does not tell)."""
@@ -295,6 +299,7 @@ NAMES = _table(
         ("class", CLASS, "class of its events unless a launch says otherwise"),
         ("rule", TEXT, "the rule that decided, or 'unclassified'"),
         ("kind", TEXT, "collective kind that the name tells; null if it does not"),
+        ("group", TEXT, "kernel, memory or graph: which table its events come from"),
     ],
 )
 

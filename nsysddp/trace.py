@@ -71,6 +71,7 @@ class Trace:
         warnings: what reading had to leave out or infer.
         assumptions: what reading took for granted.
         process_of_rank: rank to row of ``processes``.
+        clock_tolerance_ns: clock residual above which wait and transfer are not told.
         step_pattern, phase_patterns: the patterns that decided which ranges were read.
     """
 
@@ -83,6 +84,7 @@ class Trace:
     collectives: pl.DataFrame
     inputs: tuple[Input, ...]
     process_of_rank: dict[int, int]
+    clock_tolerance_ns: int = 100_000
     step_pattern: str = DEFAULT_STEP_PATTERN
     phase_patterns: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PHASE_PATTERNS))
     launches: pl.DataFrame | None = None
@@ -96,6 +98,11 @@ class Trace:
     _cache: dict[tuple[int, frozenset[str]], Intervals] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @cached_property
+    def is_kernel(self) -> np.ndarray:
+        """For each row of ``names``: does it name a kernel (not a copy, memset or graph)?"""
+        return (self.names["group"] == "kernel").to_numpy()
 
     @cached_property
     def rank_numbers(self) -> list[int]:

@@ -1,10 +1,9 @@
 -- name: cuda_gpus
 -- question: Which GPUs does the host have (oldest exports)?
 -- row: one GPU
--- needs TARGET_INFO_CUDA_GPU: id
--- optional TARGET_INFO_CUDA_GPU: name
--- column gpu: INTEGER, id
+-- optional TARGET_INFO_CUDA_GPU: deviceId, name
+-- column gpu: INTEGER, id of the physical GPU; NULL if the export numbers them in another way
 -- column name: TEXT, product name
-SELECT id AS gpu, name AS name
+SELECT deviceId AS gpu, name AS name
 FROM TARGET_INFO_CUDA_GPU
-ORDER BY id
+ORDER BY deviceId

@@ -1,0 +1,191 @@
+"""Questions about a trace: each analysis is one file, and they are listed here with what they need and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from nsysddp.analyses import collectives, overlap, steps
+from nsysddp.analyses.findings import find
+from nsysddp.analyses.steps import Selection
+from nsysddp.result import Result, Warning
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from nsysddp.trace import Trace
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the analyses of one request share, computed once.
+
+    Attributes:
+        trace: the run.
+        selection: the part asked for.
+        attribution: step and phase of every event.
+        windows: the windows asked for.
+        every_window: all windows of the run, whatever was asked for.
+        timed: matched communication events with their times.
+        splits: transfer, wait and unsplit time of each rank.
+        keep: which events belong to the part asked for.
+    """
+
+    trace: Trace
+    selection: Selection
+    attribution: steps.Attribution
+    windows: steps.Windows
+    every_window: steps.Windows
+    timed: pl.DataFrame
+    splits: Mapping[int, collectives.Split]
+    keep: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One registered question.
+
+    Attributes:
+        table: the table it answers with.
+        question: what it answers, one line.
+        needs: what the trace must hold for a full answer.
+        run: Context to frame.
+    """
+
+    table: str
+    question: str
+    needs: str
+    run: Callable[[Context], pl.DataFrame]
+
+
+def _overlap(context: Context) -> pl.DataFrame:
+    return overlap.overlap_table(context.trace, context.attribution, context.windows, dict(context.splits))[0]
+
+
+def _collective(context: Context) -> pl.DataFrame:
+    return collectives.collective_table(
+        context.trace, context.timed, context.attribution, context.windows, context.selection
+    )
+
+
+ANALYSES: tuple[Analysis, ...] = (
+    Analysis(
+        "rank",
+        "Who took part, on which GPU, and how are the clocks aligned?",
+        "GPU events",
+        lambda c: c.trace.ranks,
+    ),
+    Analysis(
+        "overlap",
+        "How much communication is hidden, and what is exposed?",
+        "GPU events; steps: NVTX and launches",
+        _overlap,
+    ),
+    Analysis(
+        "phase",
+        "What did forward, backward and optimizer launch, and when did it run?",
+        "NVTX phase ranges and launches",
+        lambda c: overlap.phase_table(c.trace, c.attribution, c.windows),
+    ),
+    Analysis(
+        "collective",
+        "How much of each collective is wait, how much transfer, at which bandwidth?",
+        "several ranks; payloads for sizes",
+        _collective,
+    ),
+    Analysis(
+        "kernel_class",
+        "Which kernels ran, and as what do they count?",
+        "GPU events",
+        lambda c: overlap.kernel_class_table(c.trace, c.keep),
+    ),
+    Analysis(
+        "memory",
+        "Which copies and memsets ran, and how much of them alone?",
+        "GPU events",
+        lambda c: overlap.memory_table(c.trace, c.attribution, c.keep),
+    ),
+    Analysis(
+        "straggler",
+        "Which rank arrived last, and what did that cost the others?",
+        "matched collectives",
+        lambda c: collectives.straggler_table(_collective(c)),
+    ),
+    Analysis(
+        "outside_steps",
+        "Which GPU work lies outside every step?",
+        "NVTX step ranges and launches",
+        lambda c: overlap.outside_table(c.trace, c.attribution, c.every_window),
+    ),
+)
+"""Every table of `nsysddp analyze`, in order."""
+
+
+def context_of(trace: Trace, selection: Selection | None = None) -> Context:
+    """Everything the analyses share: attribution, windows, split communication.
+
+    Raises:
+        UsageError: the selection leaves nothing; NoGpuEvents: it holds no GPU event.
+    """
+    chosen = selection or Selection()
+    attribution = steps.attribute(trace)
+    windows = steps.windows(trace, attribution, chosen)
+    every = steps.windows(trace, attribution, Selection(per=chosen.per))
+    timed = collectives.timed(trace)
+    return Context(
+        trace=trace,
+        selection=chosen,
+        attribution=attribution,
+        windows=windows,
+        every_window=every,
+        timed=timed,
+        splits=collectives.splits(trace, timed),
+        keep=collectives.selected_events(trace, attribution, windows, chosen),
+    )
+
+
+def analyze(trace: Trace, selection: Selection | None = None) -> Result:
+    """How much communication of this run is really hidden, and what is the rest?
+
+    Args:
+        trace: as loaded.
+        selection: which windows; every step by default.
+
+    Returns:
+        All tables of ``schema.TABLES``, findings, assumptions and warnings.
+    """
+    context = context_of(trace, selection)
+    overlap_frame, graphs = overlap.overlap_table(
+        trace, context.attribution, context.windows, dict(context.splits)
+    )
+    tables = {"rank": trace.ranks, "overlap": overlap_frame}
+    for analysis in ANALYSES:
+        if analysis.table == "straggler":
+            tables["straggler"] = collectives.straggler_table(tables["collective"])
+        elif analysis.table not in tables:
+            tables[analysis.table] = analysis.run(context)
+    warnings = [*trace.warnings, *context.windows.warnings]
+    if graphs:
+        warnings.append(
+            Warning(
+                "whole_graph_spans",
+                graphs,
+                "windows hold CUDA graphs traced as one span, so overlap is unknown there: "
+                "capture with --cuda-graph-trace=node",
+            )
+        )
+    assumptions = [*trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS]
+    result = Result(
+        trace, {a.table: tables[a.table] for a in ANALYSES}, (), tuple(assumptions), tuple(warnings)
+    )
+    return Result(trace, result.tables, find(result), result.assumptions, result.warnings)
+
+
+_ASSUMPTIONS = (
+    "wait is an upper bound and transfer what the wire needed: a ring can move its first chunks between ranks that "
+    "have arrived",
+)

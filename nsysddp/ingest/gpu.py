@@ -12,6 +12,7 @@ import numpy as np
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
 from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, Report
+from nsysddp.schema import P2P_COPY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
 COPY_KINDS = {
     0: "memcpy unknown", 1: "memcpy HtoD", 2: "memcpy DtoH", 3: "memcpy HtoA", 4: "memcpy AtoH",
     5: "memcpy AtoA", 6: "memcpy AtoD", 7: "memcpy DtoA", 8: "memcpy DtoD", 9: "memcpy HtoH",
-    10: "memcpy PtoP", 11: "unified memory HtoD", 12: "unified memory DtoH", 13: "unified memory DtoD",
+    10: P2P_COPY, 11: "unified memory HtoD", 12: "unified memory DtoH", 13: "unified memory DtoD",
 }  # fmt: skip
 """ENUM_CUDA_MEMCPY_OPER; built in because the table is often absent."""
 
-P2P = COPY_KINDS[10]
 MEMSET_NAME = "memset"
 GRAPH_NAME = "CUDA graph"
 

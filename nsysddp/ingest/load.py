@@ -345,6 +345,7 @@ class _Run:
             collectives=collectives,
             inputs=tuple(self._input(part) for part in self.parts),
             process_of_rank=rank_process,
+            clock_tolerance_ns=self.tolerance,
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
             launches=self._launch_frame(launch) if launch is not None and launches else None,
@@ -371,6 +372,8 @@ class _Run:
             for row in sql.rows(report, "gpus")
         }
         for row in sql.rows(report, "cuda_gpus"):
+            if row["gpu"] is None:
+                continue
             listed.setdefault(int(row["gpu"]), (str(row["name"] or ""), None, ""))
         mapping = {
             (int(row["pid"]), int(row["device"])): int(row["gpu"])
@@ -482,7 +485,7 @@ class _Run:
             rows.append((text, verdict.class_, verdict.rule, verdict.kind, group))
         frame = pl.DataFrame(
             rows,
-            schema={**schema.NAMES.dtypes, "group": pl.String},
+            schema=schema.NAMES.dtypes,
             orient="row",
         )
         return frame, [remap[codes] if codes.size else codes for codes in per_report]
@@ -798,7 +801,11 @@ class _Run:
     @property
     def _peer_names(self) -> list[int]:
         order = sorted({name for part in self.parts for name in part.events.names})
-        return [number for number, (group, text) in enumerate(order) if group == "memory" and text == gpu.P2P]
+        return [
+            number
+            for number, (group, text) in enumerate(order)
+            if group == "memory" and text == schema.P2P_COPY
+        ]
 
     def _describe_missing(self, names: pl.DataFrame, launches: bool) -> None:
         unknown = names.filter((pl.col("rule") == UNCLASSIFIED) & (pl.col("group") == "kernel"))

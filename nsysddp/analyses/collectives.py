@@ -1,0 +1,238 @@
+"""How much of each collective is waiting for the last rank, and how much is transfer?
+
+Definitions, "Wait and transfer". For collective *i* on rank *r* with kernel ``[s, e)``::
+
+    ready = max over ranks of s;  wait = [s, min(ready, e));  transfer = [min(ready, e), e)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.intervals import Intervals
+from nsysddp.units import gbps
+
+if TYPE_CHECKING:
+    from nsysddp.analyses.steps import Attribution, Selection, Windows
+    from nsysddp.trace import Trace
+
+UNUSABLE_CLOCKS = "unmatched:the clocks of the reports differ too much"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rank's communication in three disjoint sets: transfer, wait, and what could not be split.
+
+    An instant is transfer if any collective transfers then, else wait if any waits, else unsplit.
+    """
+
+    transfer: Intervals
+    wait: Intervals
+    unsplit: Intervals
+
+
+def timed(trace: Trace) -> pl.DataFrame:
+    """Every communication event with its counterpart's times.
+
+    Returns:
+        ``schema.COLLECTIVES`` plus rank, start_ns, end_ns, stream, name (row of names) and, where matched on usable
+        clocks, ready_ns, transfer_start_ns = min(ready, end), last_rank, shortest_ns; else null.
+    """
+    frame = trace.collectives
+    rows = frame["event"]
+    events = trace.events.select("rank", "start_ns", "end_ns", "stream", "name")[rows.to_numpy()]
+    joined = pl.concat([frame, events], how="horizontal").with_columns(pl.col("rank").cast(pl.Int64))
+    joined = _refuse_bad_clocks(trace, joined)
+    matched = joined.filter(pl.col("match").is_in(["sequence", "order"]))
+    simple = matched.filter(pl.col("ready_peers").is_null())
+    per_collective = simple.group_by("collective_id").agg(
+        pl.col("start_ns").max().alias("ready_ns"),
+        (pl.col("end_ns") - pl.col("start_ns")).min().alias("shortest_ns"),
+        pl.col("rank").sort_by("start_ns", "rank").last().alias("last_rank"),
+    )
+    simple = simple.join(per_collective, on="collective_id", how="left").select(
+        "event", "ready_ns", "shortest_ns", "last_rank"
+    )
+    return (
+        joined.join(
+            pl.concat([simple, _ready_of_peers(trace, matched)]),
+            on="event",
+            how="left",
+            maintain_order="left",
+        )
+        .with_columns(pl.min_horizontal("ready_ns", "end_ns").alias("transfer_start_ns"))
+        .with_columns(pl.when(pl.col("ready_ns").is_not_null()).then(pl.col("transfer_start_ns")))
+    )
+
+
+def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
+    """Collectives over reports whose clocks do not agree are not split."""
+    bad = (
+        trace.ranks.filter(pl.col("clock_residual_ns") > trace.clock_tolerance_ns)["report"]
+        .unique()
+        .to_list()
+    )
+    if not bad:
+        return joined
+    suspect = trace.ranks.filter(pl.col("report").is_in(bad))["rank"].to_list()
+    crossing = (
+        joined.filter(pl.col("collective_id").is_not_null())
+        .group_by("collective_id")
+        .agg(pl.col("rank").is_in(suspect).any().alias("any"), pl.col("rank").n_unique().alias("ranks"))
+        .filter(pl.col("any") & (pl.col("ranks") > 1))["collective_id"]
+    )
+    crossed = pl.col("collective_id").is_in(crossing.implode())
+    return joined.with_columns(
+        pl.when(crossed).then(pl.lit(UNUSABLE_CLOCKS)).otherwise(pl.col("match")).alias("match")
+    )
+
+
+def _ready_of_peers(trace: Trace, matched: pl.DataFrame) -> pl.DataFrame:
+    """Sends and receives: ready is the latest start over the kernels of all peers and the kernel itself."""
+    pairs = (
+        matched.filter(pl.col("ready_peers").is_not_null())
+        .select("event", "ready_peers")
+        .with_columns(pl.concat_list("ready_peers", pl.col("event").cast(pl.List(pl.Int64))))
+        .explode("ready_peers")
+    )
+    peers = pairs["ready_peers"].to_numpy()
+    looked_up = pairs.with_columns(
+        trace.events["start_ns"].gather(peers),
+        trace.events["end_ns"].gather(peers),
+        trace.events["rank"].gather(peers).cast(pl.Int64),
+    )
+    return looked_up.group_by("event").agg(
+        pl.col("start_ns").max().alias("ready_ns"),
+        (pl.col("end_ns") - pl.col("start_ns")).min().alias("shortest_ns"),
+        pl.col("rank").sort_by("start_ns", "rank").last().alias("last_rank"),
+    )
+
+
+def splits(trace: Trace, frame: pl.DataFrame) -> dict[int, Split]:
+    """The communication of each rank in transfer, wait and unsplit time; asserts that they tile it."""
+    made = {}
+    for rank in trace.rank_numbers:
+        mine = frame.filter(pl.col("rank") == rank)
+        known = mine.filter(pl.col("ready_ns").is_not_null())
+        start, middle, end = (known[name].to_numpy() for name in ("start_ns", "transfer_start_ns", "end_ns"))
+        transfer = Intervals.union_of(middle, end)
+        wait = Intervals.union_of(start, middle) - transfer
+        everything = trace.union(rank, ["communication"])
+        unsplit = everything - (transfer | wait) if known.height < mine.height else Intervals.empty()
+        assert transfer.length_ns + wait.length_ns + unsplit.length_ns == everything.length_ns
+        made[rank] = Split(transfer, wait, unsplit)
+    return made
+
+
+_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+}
+"""busbw / algbw by kind, as in nccl-tests doc/PERFORMANCE.md."""
+
+
+def bandwidth(
+    kind: str, size: int | None, shortest_ns: int | None, group_size: int | None
+) -> tuple[float | None, float | None]:
+    """algbw and busbw in decimal GB/s, from the last arriver's view.
+
+    algbw = bytes / shortest kernel; busbw = algbw x factor(kind, n). None where a part is unknown or the time is 0.
+    """
+    if size is None or not shortest_ns:
+        return None, None
+    alg = gbps(size, shortest_ns)
+    if group_size is None or kind not in _FACTORS:
+        return alg, None
+    return alg, alg * _FACTORS[kind](group_size)
+
+
+def collective_table(
+    trace: Trace, frame: pl.DataFrame, attribution: Attribution, chosen: Windows, selection: Selection
+) -> pl.DataFrame:
+    """One row per collective and rank (``schema.COLLECTIVE``), of the steps or the time asked for (by launch)."""
+    keep = selected_events(trace, attribution, chosen, selection)[frame["event"].to_numpy()]
+    part = frame.filter(pl.Series(keep))
+    hidden = np.zeros(part.height, dtype=np.int64)
+    for rank in trace.rank_numbers:
+        rows = np.flatnonzero((part["rank"] == rank).to_numpy())
+        compute = trace.union(rank, ["compute", "spin"])
+        hidden[rows] = compute.length_within(
+            part["start_ns"].to_numpy()[rows], part["end_ns"].to_numpy()[rows]
+        )
+    events = part["event"].to_numpy()
+    rates = [bandwidth(*row) for row in part.select("kind", "bytes", "shortest_ns", "group_size").iter_rows()]
+    names = trace.names["text"].gather(part["name"].to_numpy())
+    return schema.COLLECTIVE.check(
+        part.with_columns(
+            (pl.col("transfer_start_ns") - pl.col("start_ns")).alias("wait_ns"),
+            (pl.col("end_ns") - pl.col("transfer_start_ns")).alias("transfer_ns"),
+            pl.Series("hidden_ns", hidden),
+            (pl.col("end_ns") - pl.col("start_ns") - pl.Series(hidden)).alias("exposed_ns"),
+            pl.Series("algbw_gbps", [rate[0] for rate in rates], dtype=pl.Float64),
+            pl.Series("busbw_gbps", [rate[1] for rate in rates], dtype=pl.Float64),
+            attribution.step_names().gather(events).alias("step"),
+            attribution.phase_names().gather(events).alias("phase"),
+            names.alias("kernel"),
+            pl.when(pl.col("ready_ns").is_not_null()).then(pl.col("collective_id")).alias("collective_id"),
+        ).sort("rank", "start_ns", "end_ns", "stream")
+    )
+
+
+def selected_events(
+    trace: Trace, attribution: Attribution, chosen: Windows, selection: Selection
+) -> np.ndarray:
+    """Which events belong to the windows that were asked for.
+
+    With steps chosen by number: events launched in them. With a time range: events that touch it.
+    """
+    keep = np.ones(trace.events.height, dtype=bool)
+    if chosen.per == "step":
+        if selection.first_step is not None or selection.last_step is not None or selection.skip_warmup:
+            steps = {window.step for window in chosen.windows}
+            keep &= np.isin(attribution.step, list(steps))
+    if selection.from_ns is not None:
+        keep &= trace.events["end_ns"].to_numpy() > selection.from_ns
+    if selection.to_ns is not None:
+        keep &= trace.events["start_ns"].to_numpy() < selection.to_ns
+    return keep
+
+
+def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
+    """Which rank was how often the last to arrive in each step, and what that cost the others?
+
+    A rank's skew in a collective where it came last is its start minus the earliest start. In the phase column: the
+    phase of the first collective of the step in which it came last.
+    """
+    known = collective.filter(pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null())
+    if not known.height:
+        return schema.STRAGGLER.empty()
+    per = known.group_by("collective_id").agg(
+        pl.col("start_ns").min().alias("earliest"),
+        pl.col("wait_ns").sum().alias("all_wait"),
+        pl.len().alias("ranks"),
+    )
+    known = known.join(per.filter(pl.col("ranks") > 1), on="collective_id", how="inner").with_columns(
+        (pl.col("last_rank") == pl.col("rank")).alias("is_last")
+    )
+    last = pl.col("is_last")
+    skew = pl.col("start_ns") - pl.col("earliest")
+    made = known.group_by("rank", "step").agg(
+        pl.len().alias("collectives"),
+        last.sum().alias("collectives_last"),
+        skew.filter(last).sum().alias("arrival_skew_sum_ns"),
+        skew.filter(last).max().fill_null(0).alias("arrival_skew_max_ns"),
+        (pl.col("all_wait") - pl.col("wait_ns")).filter(last).sum().alias("imposed_wait_ns"),
+        pl.col("phase").sort_by("start_ns").filter(last.sort_by("start_ns")).first().alias("first_phase"),
+        pl.col("start_ns").min().alias("at"),
+    )
+    return schema.STRAGGLER.check(made.sort("at", "rank").sort("rank", maintain_order=True).drop("at"))

@@ -1,0 +1,325 @@
+"""What do the tables say, in plain words, ranked, each with its number and the rows behind it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from nsysddp.result import Finding
+from nsysddp.units import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsysddp.result import Result
+
+CODES: dict[str, str] = {
+    "overlap_on_every_rank": "every rank hides some transfer under computation",
+    "overlap_on_some_ranks": "some ranks hide transfer, others none",
+    "no_overlap": "no rank hides any communication",
+    "overlap_unsplit": "communication runs beside computation, but wait and transfer cannot be told apart",
+    "overlap_is_waiting": "most overlap of a rank is waiting for another rank",
+    "exposed_is_waiting": "most exposed communication of a rank is waiting for another rank",
+    "no_communication": "a rank ran no communication kernels: overlap is not applicable",
+    "communication_on_compute_stream": "communication runs on the stream that computes, so it cannot overlap",
+    "whole_graph": "CUDA graphs were traced as one span: what they hold is unknown",
+    "capture_incomplete": "nsys itself says that events can be missing",
+    "suspected_collectives": "kernels that no rule knows are named like collectives",
+    "clock_unusable": "clocks of the reports do not agree well enough to split wait from transfer",
+    "warm_up": "leading steps are longer than the rest",
+}
+"""Every finding code with its meaning; the README's list is made from it."""
+
+_CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
+_MOSTLY = 0.5
+
+
+def find(result: Result) -> tuple[Finding, ...]:
+    """All findings, most important first; ties keep a fixed order."""
+    made = [
+        *_overlap(result),
+        *_waiting(result),
+        *_no_communication(result),
+        *_same_stream(result),
+        *_graphs(result),
+        *_incomplete(result),
+        *_suspected(result),
+        *_warm_up(result),
+    ]
+    return tuple(sorted(made, key=lambda finding: -finding.severity))
+
+
+def _steady(result: Result) -> pl.DataFrame:
+    """Overlap rows without warm-up; all of them if nothing else is left."""
+    frame = result["overlap"]
+    steady = frame.filter(~pl.col("is_warmup"))
+    return steady if steady.height else frame
+
+
+def _totals(result: Result) -> list[dict[str, Any]]:
+    """Sums of the steady windows of each rank that communicated; null where a part is unknown."""
+    columns = [
+        "communication_ns",
+        "hidden_communication_ns",
+        "exposed_communication_ns",
+        "hidden_transfer_ns",
+        "hidden_wait_ns",
+        "exposed_transfer_ns",
+        "exposed_wait_ns",
+        "window_ns",
+    ]
+    return (
+        _steady(result)
+        .group_by("rank", maintain_order=True)
+        .agg(
+            *(
+                pl.when(pl.col(name).is_null().any()).then(None).otherwise(pl.col(name).sum()).alias(name)
+                for name in columns
+            ),
+        )
+        .sort("rank")
+        .to_dicts()
+    )
+
+
+def _row(rank: int | None = None, table: str = "overlap", **keys: Any) -> dict[str, Any]:
+    return {"table": table, **({"rank": rank} if rank is not None else {}), **keys}
+
+
+def _overlap(result: Result) -> Iterator[Finding]:
+    totals = [row for row in _totals(result) if row["communication_ns"]]
+    known = [row for row in totals if row["hidden_communication_ns"] is not None]
+    if not known:
+        return
+    rows = tuple(_row(row["rank"]) for row in known)
+    who = "every rank" if len(known) > 1 else "the rank"
+    if all(row["hidden_communication_ns"] == 0 for row in known):
+        exposed = max(row["exposed_communication_ns"] for row in known)
+        single = _single_bucket(result)
+        because = " (one collective a step: it cannot start before the last gradient)" if single else ""
+        yield Finding(
+            "no_overlap",
+            f"No overlap on {who}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank{because}.",
+            value=0,
+            unit="ns",
+            rows=rows,
+            severity=100,
+        )
+        return
+    if any(row["hidden_transfer_ns"] is None for row in known):
+        low = min(row["hidden_communication_ns"] for row in known)
+        yield Finding(
+            "overlap_unsplit",
+            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}, but how much of that is "
+            "waiting cannot be told: the counterpart of its collectives was not captured or not matched.",
+            value=low,
+            unit="ns",
+            rows=rows,
+            severity=90,
+        )
+        return
+    with_transfer = [row for row in known if row["hidden_transfer_ns"] > 0]
+    low = min(row["hidden_transfer_ns"] for row in known)
+    high = max(row["hidden_transfer_ns"] for row in known)
+    if len(with_transfer) == len(known):
+        yield Finding(
+            "overlap_on_every_rank",
+            f"Overlap on {who}: {ms(low):.2f} to {ms(high):.2f} ms of transfer are hidden under computation.",
+            value=low,
+            unit="ns",
+            rows=rows,
+            severity=100,
+        )
+    elif with_transfer:
+        names = ", ".join(str(row["rank"]) for row in with_transfer)
+        yield Finding(
+            "overlap_on_some_ranks",
+            f"Only rank {names} hide{'s' if len(with_transfer) == 1 else ''} transfer under computation "
+            f"(up to {ms(high):.2f} ms); the others hide none.",
+            value=len(with_transfer),
+            unit="count",
+            rows=rows,
+            severity=100,
+        )
+    else:
+        wait = max(row["hidden_wait_ns"] for row in known)
+        yield Finding(
+            "no_overlap",
+            f"No transfer is hidden on any rank: the bars that lie side by side are waiting (up to {ms(wait):.2f} ms).",
+            value=0,
+            unit="ns",
+            rows=rows,
+            severity=100,
+        )
+
+
+def _single_bucket(result: Result) -> bool:
+    """Does every rank run one collective a step in backward?"""
+    frame = _steady(result)
+    return bool(
+        frame.height and (frame["collectives"] == 1).all() and frame["step_index"].is_not_null().all()
+    )
+
+
+def _waiting(result: Result) -> Iterator[Finding]:
+    imposed = (
+        result["straggler"]
+        .group_by("rank")
+        .agg(pl.col("imposed_wait_ns").sum())
+        .sort("imposed_wait_ns", "rank")
+    )
+    for row in _totals(result):
+        for where in ("hidden", "exposed"):
+            total, wait = row[f"{where}_communication_ns"], row[f"{where}_wait_ns"]
+            if not total or wait is None or wait <= _MOSTLY * total:
+                continue
+            others = imposed.filter((pl.col("rank") != row["rank"]) & (pl.col("imposed_wait_ns") > 0))
+            whom = f"rank {others['rank'][-1]}" if others.height else "other ranks"
+            kind = "overlap" if where == "hidden" else "exposed communication"
+            yield Finding(
+                "overlap_is_waiting" if where == "hidden" else "exposed_is_waiting",
+                f"Most {kind} of rank {row['rank']} is waiting for {whom}: "
+                f"{ms(wait):.2f} of {ms(total):.2f} ms ({100 * wait / total:.0f} % of its "
+                f"{'hidden' if where == 'hidden' else 'exposed'} communication).",
+                rank=row["rank"],
+                value=wait,
+                unit="ns",
+                rows=(_row(row["rank"]), *(_row(int(r), "straggler") for r in others["rank"].to_list()[-1:])),
+                severity=80 if where == "hidden" else 70,
+            )
+
+
+def _no_communication(result: Result) -> Iterator[Finding]:
+    silent = [row["rank"] for row in _totals(result) if row["communication_ns"] == 0]
+    graphs = any(one.startswith("whole_graph") for one in (warning.code for warning in result.warnings))
+    if silent and not graphs:
+        every = len(silent) == result["overlap"]["rank"].n_unique()
+        who = (
+            "no rank"
+            if every and len(silent) > 1
+            else "the capture"
+            if every
+            else f"rank {', '.join(map(str, silent))}"
+        )
+        verb = "ran" if every and len(silent) > 1 else "holds no communication kernels" if every else "ran no"
+        message = (
+            f"No communication kernels: {who} ran any; overlap is not applicable."
+            if every and len(silent) > 1
+            else f"No communication kernels on {who}; overlap is not applicable."
+        )
+        del verb
+        yield Finding(
+            "no_communication",
+            message,
+            rank=silent[0] if len(silent) == 1 else None,
+            value=0,
+            unit="count",
+            rows=tuple(_row(rank) for rank in silent),
+            severity=60,
+        )
+
+
+def _same_stream(result: Result) -> Iterator[Finding]:
+    """Streams that hold both communication and compute; graph nodes say nothing about streams."""
+    trace = result.trace
+    events = trace.events.filter(~pl.col("in_graph") & (pl.col("end_ns") > pl.col("start_ns")))
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    per = (
+        events.group_by("rank", "context", "stream")
+        .agg(
+            duration.filter(pl.col("class") == "communication").sum().alias("communication"),
+            duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute"),
+        )
+        .filter((pl.col("communication") > 0))
+        .sort("rank", "stream")
+    )
+    whole = per.group_by("rank").agg(pl.col("communication").sum().alias("total"))
+    mixed = (
+        per.filter(pl.col("compute") > pl.col("communication") * 0.05)
+        .join(whole, on="rank")
+        .sort("rank", "stream")
+    )
+    for row in mixed.iter_rows(named=True):
+        share = row["communication"] / row["total"]
+        if share < 0.1:
+            continue  # a barrier on the compute stream is no diagnosis
+        yield Finding(
+            "communication_on_compute_stream",
+            f"Rank {row['rank']} runs {ms(row['communication']):.2f} ms of communication ({100 * share:.0f} % of its "
+            f"communication) on stream {row['stream']}, which also computes: that part cannot overlap with it.",
+            rank=row["rank"],
+            value=row["communication"],
+            unit="ns",
+            rows=(_row(row["rank"], "collective", stream=row["stream"]),),
+            severity=75,
+        )
+
+
+def _graphs(result: Result) -> Iterator[Finding]:
+    frame = result["overlap"].filter(
+        pl.col("overlap_ratio").is_null() & pl.col("hidden_communication_ns").is_null()
+    )
+    for warning in result.warnings:
+        if warning.code == "whole_graph_spans":
+            yield Finding(
+                "whole_graph",
+                f"CUDA graphs were traced as one span in {warning.count} window"
+                f"{'s' if warning.count != 1 else ''}: what they hold is unknown, so no overlap is claimed; "
+                "capture with --cuda-graph-trace=node.",
+                value=warning.count,
+                unit="count",
+                rows=tuple(_row(rank) for rank in frame["rank"].unique().sort().to_list()),
+                severity=95,
+            )
+
+
+def _incomplete(result: Result) -> Iterator[Finding]:
+    """nsys prints 'might not have been collected' for sound captures too, so it is a caution, ranked low."""
+    for one in result.trace.inputs:
+        said = [text for text in one.diagnostics if text.lower().startswith(_CERTAIN_GAP)]
+        if said:
+            yield Finding(
+                "capture_incomplete",
+                f"{one.name}: nsys says {' '.join(sorted(said))} What is absent is no evidence.",
+                value=len(said),
+                unit="count",
+                severity=20,
+            )
+
+
+def _suspected(result: Result) -> Iterator[Finding]:
+    for warning in result.warnings:
+        if warning.code == "suspected_collectives":
+            yield Finding(
+                "suspected_collectives",
+                f"{warning.count} unclassified kernel name{'s' if warning.count != 1 else ''} read like collectives "
+                "but count as compute: give --rules if they communicate.",
+                value=warning.count,
+                unit="count",
+                rows=({"table": "kernel_class", "rule": "unclassified"},),
+                severity=85,
+            )
+        elif warning.code == "clock_residual":
+            yield Finding(
+                "clock_unusable",
+                warning.message[0].upper() + warning.message[1:] + ".",
+                value=warning.count,
+                unit="count",
+                rows=({"table": "rank"},),
+                severity=85,
+            )
+
+
+def _warm_up(result: Result) -> Iterator[Finding]:
+    frame = result["overlap"].filter(pl.col("is_warmup"))
+    if frame.height:
+        steps = frame["step"].unique(maintain_order=True).to_list()
+        yield Finding(
+            "warm_up",
+            f"Warm-up, left out of every summary: {', '.join(str(step) for step in steps)}.",
+            value=len(steps),
+            unit="count",
+            rows=tuple(_row(rank, step=step) for rank, step in frame.select("rank", "step").iter_rows()),
+            severity=10,
+        )

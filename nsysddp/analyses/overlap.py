@@ -1,0 +1,485 @@
+"""How much communication is hidden under computation, per rank and window, and what is left exposed?
+
+Definitions, "Interval decomposition". With C communication, P compute and spin, M memory, G graph spans, W window::
+
+    hidden = |C & P|   exposed = |C - P|   exposed_memory = |M - P - C|   graph = |G - P - C - M|
+    idle = |W - P - C - M - G|      hidden + exposed = communication
+    compute + exposed + exposed_memory + graph + idle = window
+
+Both identities are asserted on every row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.errors import AnalysisError
+from nsysddp.intervals import Intervals, grouped_union
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.analyses.collectives import Split
+    from nsysddp.analyses.steps import Attribution, Window, Windows
+    from nsysddp.trace import Trace
+
+UNKNOWN_UNDER_GRAPHS = (
+    "hidden_communication_ns",
+    "exposed_communication_ns",
+    "hidden_transfer_ns",
+    "hidden_wait_ns",
+    "exposed_transfer_ns",
+    "exposed_wait_ns",
+    "hidden_unsplit_ns",
+    "exposed_unsplit_ns",
+    "overlap_ratio",
+)
+_SPLIT_COLUMNS = ("hidden_transfer_ns", "hidden_wait_ns", "exposed_transfer_ns", "exposed_wait_ns")
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The interval sets of one rank that the decomposition measures; all lengths come from them."""
+
+    compute: Intervals
+    spin: Intervals
+    communication: Intervals
+    hidden: Intervals
+    exposed_memory: Intervals
+    p2p: Intervals
+    graph: Intervals
+    graph_any: Intervals
+    busy: Intervals
+    hidden_transfer: Intervals
+    hidden_wait: Intervals
+    hidden_unsplit: Intervals
+    split: Split
+
+
+def _sets(trace: Trace, rank: int, split: Split) -> _Sets:
+    compute = trace.union(rank, ["compute", "spin"])
+    communication = trace.union(rank, ["communication"])
+    memory = trace.union(rank, ["memory"])
+    graph = trace.union(rank, ["graph"])
+    working = compute | communication
+    with_memory = working | memory
+    return _Sets(
+        compute=compute,
+        spin=trace.union(rank, ["spin"]),
+        communication=communication,
+        hidden=communication & compute,
+        exposed_memory=memory - working,
+        p2p=_peer_copies(trace, rank),
+        graph=graph - with_memory,
+        graph_any=graph,
+        busy=with_memory | graph,
+        hidden_transfer=split.transfer & compute,
+        hidden_wait=split.wait & compute,
+        hidden_unsplit=split.unsplit & compute,
+        split=split,
+    )
+
+
+def _peer_copies(trace: Trace, rank: int) -> Intervals:
+    peer = [number for number, text in enumerate(trace.names["text"].to_list()) if text == schema.P2P_COPY]
+    if not peer:
+        return Intervals.empty()
+    events = trace.events_of(rank).filter(pl.col("name").is_in(peer) & (pl.col("class") == "memory"))
+    return Intervals.union_of(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), is_sorted=True)
+
+
+def overlap_table(
+    trace: Trace, attribution: Attribution, chosen: Windows, splits: dict[int, Split]
+) -> tuple[pl.DataFrame, int]:
+    """The decomposition of every window (``schema.OVERLAP``), and how many windows hold whole-graph spans.
+
+    Raises:
+        AnalysisError: an identity does not hold.
+    """
+    facts = {
+        (rank, int(device_pid[0]) if device_pid[0] is not None else None, device_pid[1]): None
+        for rank, *device_pid in trace.ranks.select("rank", "pid", "device").iter_rows()
+    }
+    place = {rank: (pid, device) for rank, pid, device in facts}
+    rows: list[dict[str, Any]] = []
+    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    graphs = 0
+    for rank in trace.rank_numbers:
+        windows = [window for window in chosen.windows if window.rank == rank]
+        if not windows:
+            continue
+        sets = _sets(trace, rank, splits[rank])
+        measured = _measure(sets, windows)
+        counts = _counts(trace, attribution, rank, windows, chosen.per)
+        tails = _tails(trace, attribution, rank, windows, splits[rank])
+        for number, window in enumerate(windows):
+            row: dict[str, Any] = {name: int(values[number]) for name, values in measured.items()}
+            _assert_identities(row, window)
+            holds_graphs = row.pop("graph_any_ns") > 0
+            matched = row.pop("matched_ns")
+            if row["communication_ns"] and not matched:
+                row.update(dict.fromkeys(_SPLIT_COLUMNS))
+            row["overlap_ratio"] = (
+                row["hidden_communication_ns"] / row["communication_ns"] if row["communication_ns"] else None
+            )
+            row.update(tails[number])
+            if holds_graphs:
+                graphs += 1
+                row.update(dict.fromkeys(UNKNOWN_UNDER_GRAPHS))
+            pid, device = place[rank]
+            row.update(
+                rank=rank,
+                pid=pid,
+                device=device,
+                step=names.get(window.step),
+                step_index=window.step if window.step >= 0 else None,
+                is_warmup=window.is_warmup,
+                kernels=int(counts[0][number]),
+                collectives=int(counts[1][number]),
+            )
+            rows.append(row)
+    return schema.OVERLAP.frame(rows), graphs
+
+
+def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]:
+    """Every length of every window, all from cumulative coverage at the window edges."""
+    start = np.array([window.start for window in windows], dtype=np.int64)
+    end = np.array([window.end for window in windows], dtype=np.int64)
+
+    def within(some: Intervals) -> NDArray[np.int64]:
+        return some.length_within(start, end)
+
+    window = end - start
+    communication, hidden = within(sets.communication), within(sets.hidden)
+    transfer, wait, unsplit = (
+        within(some) for some in (sets.split.transfer, sets.split.wait, sets.split.unsplit)
+    )
+    hidden_transfer, hidden_wait, hidden_unsplit = (
+        within(some) for some in (sets.hidden_transfer, sets.hidden_wait, sets.hidden_unsplit)
+    )
+    return {
+        "window_ns": window,
+        "compute_ns": within(sets.compute),
+        "spin_ns": within(sets.spin),
+        "communication_ns": communication,
+        "hidden_communication_ns": hidden,
+        "exposed_communication_ns": within(sets.communication - sets.compute),
+        "hidden_transfer_ns": hidden_transfer,
+        "hidden_wait_ns": hidden_wait,
+        "exposed_transfer_ns": transfer - hidden_transfer,
+        "exposed_wait_ns": wait - hidden_wait,
+        "hidden_unsplit_ns": hidden_unsplit,
+        "exposed_unsplit_ns": unsplit - hidden_unsplit,
+        "exposed_memory_ns": within(sets.exposed_memory),
+        "p2p_copy_ns": within(sets.p2p),
+        "graph_ns": within(sets.graph),
+        "idle_ns": window - within(sets.busy),
+        "graph_any_ns": within(sets.graph_any),
+        "matched_ns": transfer + wait,
+    }
+
+
+def _assert_identities(row: dict[str, Any], window: Window) -> None:
+    parts = (
+        row["compute_ns"]
+        + row["exposed_communication_ns"]
+        + row["exposed_memory_ns"]
+        + row["graph_ns"]
+        + row["idle_ns"]
+    )
+    split = sum(
+        row[f"{where}_{what}_ns"]
+        for where in ("hidden", "exposed")
+        for what in ("transfer", "wait", "unsplit")
+    )
+    sound = (
+        row["hidden_communication_ns"] + row["exposed_communication_ns"] == row["communication_ns"]
+        and parts == row["window_ns"] == window.end - window.start
+        and split == row["communication_ns"]
+        and row["spin_ns"] <= row["compute_ns"]
+        and min(value for value in row.values()) >= 0
+    )
+    if not sound:
+        raise AnalysisError(
+            f"the books of rank {window.rank} do not balance in [{window.start}, {window.end}): {row}",
+            do="please report this with the export",
+        )
+
+
+def _counts(
+    trace: Trace, attribution: Attribution, rank: int, windows: list[Window], per: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Kernels and collective kernels of each window: by launch for steps, by start for a capture or cut of it."""
+    first, last = trace.rows_of(rank)
+    events = trace.events_of(rank)
+    is_kernel = trace.is_kernel[events["name"].to_numpy()]
+    is_collective = (events["class"] == "communication").to_numpy()
+    if per == "step":
+        index = attribution.step[first:last]
+        size = max(window.step for window in windows) + 1
+        inside = (index >= 0) & (index < size)
+        kernels = np.bincount(index[inside & is_kernel], minlength=size)
+        collectives = np.bincount(index[inside & is_collective], minlength=size)
+        steps = [window.step for window in windows]
+        return kernels[steps], collectives[steps]
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    made = []
+    for window in windows:
+        inside = (start < window.end) & ((end > window.start) | (start >= window.start))
+        made.append((np.count_nonzero(inside & is_kernel), np.count_nonzero(inside & is_collective)))
+    both = np.array(made, dtype=np.int64)
+    return both[:, 0], both[:, 1]
+
+
+def _tails(
+    trace: Trace, attribution: Attribution, rank: int, windows: list[Window], split: Split
+) -> list[dict[str, int | None]]:
+    """Communication after the last backward compute of each step (definitions, "Tail").
+
+    comm_finish = end of the last communication event launched in backward; backward_finish = end of the last compute
+    event launched in backward no later than the launch of that communication event. With several backward ranges in a
+    step the last counts.
+    """
+    nothing: dict[str, int | None] = dict.fromkeys(
+        ("tail_communication_ns", "tail_wait_ns", "tail_transfer_ns")
+    )
+    process = trace.process_of_rank[rank]
+    backward = attribution.phases.with_row_index("row").filter(
+        (pl.col("process") == process) & (pl.col("phase") == "backward") & (pl.col("step_index") >= 0)
+    )
+    last_range = dict(
+        backward.sort("start_ns", "row")
+        .group_by("step_index", maintain_order=True)
+        .agg(pl.col("row").last())
+        .iter_rows()
+    )
+    if not last_range or trace.launches is None:
+        return [nothing] * len(windows)
+    first, last = trace.rows_of(rank)
+    events = trace.events_of(rank)
+    table = (
+        pl.DataFrame(
+            {
+                "range": attribution.phase_range[first:last],
+                "class": events["class"],
+                "end": events["end_ns"],
+                "launch": trace.launches["launch_ns"].slice(first, last - first),
+            }
+        )
+        .filter(pl.col("range").is_in(list(last_range.values())))
+        .with_columns(pl.col("class").is_in(["compute", "spin"]).alias("computes"))
+    )
+    finish = (
+        table.filter(pl.col("class") == "communication")
+        .sort("end", "launch")
+        .group_by("range", maintain_order=True)
+        .agg(pl.col("end").last().alias("comm_finish"), pl.col("launch").last().alias("comm_launch"))
+    )
+    compute = (
+        table.filter(pl.col("computes"))
+        .join(finish, on="range")
+        .filter(pl.col("launch") <= pl.col("comm_launch"))
+        .group_by("range")
+        .agg(pl.col("end").max().alias("backward_finish"))
+    )
+    spans = {
+        row["range"]: (row["backward_finish"], row["comm_finish"])
+        for row in finish.join(compute, on="range", how="left").iter_rows(named=True)
+    }
+    made = []
+    for window in windows:
+        if window.step not in last_range:
+            made.append(nothing)
+            continue
+        begin, end = spans.get(last_range[window.step], (0, 0))
+        if begin is None:
+            made.append(nothing)
+            continue
+        begin, end = int(begin), int(end)
+        told = not split.unsplit.length_within(begin, end)
+        made.append(
+            {
+                "tail_communication_ns": max(0, end - begin),
+                "tail_wait_ns": int(split.wait.length_within(begin, end)) if told else None,
+                "tail_transfer_ns": int(split.transfer.length_within(begin, end)) if told else None,
+            }
+        )
+    return made
+
+
+def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.DataFrame:
+    """What each phase launched and when it ran on the GPU (``schema.PHASE``)."""
+    if chosen.per != "step":
+        return schema.PHASE.empty()
+    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    made = [schema.PHASE.empty()]
+    for rank in trace.rank_numbers:
+        steps = {window.step for window in chosen.windows if window.rank == rank}
+        mine = attribution.phases.with_row_index("row").filter(
+            (pl.col("process") == trace.process_of_rank[rank]) & pl.col("step_index").is_in(list(steps))
+        )
+        if not mine.height:
+            continue
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank).with_columns(
+            pl.Series("row", attribution.phase_range[first:last]).cast(pl.UInt32)
+        )
+        inside = events.filter((pl.Series(attribution.phase_range[first:last]) >= 0))
+        spans = inside.group_by("row").agg(
+            pl.col("start_ns").min().alias("gpu_start_ns"),
+            pl.col("end_ns").max().alias("gpu_end_ns"),
+            pl.col("name").is_in(np.flatnonzero(trace.is_kernel)).sum().alias("kernels"),
+        )
+        compute = trace.union(rank, ["compute", "spin"])
+        computing = inside.filter(pl.col("class").is_in(["compute", "spin"]))
+        communicating = inside.filter(pl.col("class") == "communication")
+        lengths = {
+            "compute_ns": _per_group(computing, None),
+            "communication_ns": _per_group(communicating, None),
+            "exposed_communication_ns": _per_group(communicating, compute),
+        }
+        table = mine.join(spans, on="row", how="left")
+        for name, found in lengths.items():
+            table = table.join(found.rename({"length": name}), on="row", how="left")
+        made.append(
+            schema.PHASE.check(
+                table.with_columns(
+                    pl.lit(rank).alias("rank"),
+                    pl.Series(
+                        "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
+                    ),
+                    pl.col("start_ns").alias("host_start_ns"),
+                    pl.col("end_ns").alias("host_end_ns"),
+                    *(pl.col(name).fill_null(0) for name in ("kernels", *lengths)),
+                ).sort("step_index", "start_ns", "row")
+            )
+        )
+    return pl.concat(made)
+
+
+def _per_group(events: pl.DataFrame, minus: Intervals | None) -> pl.DataFrame:
+    """``|union of each group's events - minus|`` by ``row``."""
+    group, start, end = grouped_union(
+        events["row"].to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    )
+    length = end - start
+    if minus is not None:
+        length = length - minus.length_within(start, end)
+    return (
+        pl.DataFrame({"row": group.astype(np.uint32), "length": length})
+        .group_by("row")
+        .agg(pl.col("length").sum())
+    )
+
+
+def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
+    """Which kernels ran, as what they count, and how much of them ran beside the other side?"""
+    made = [schema.KERNEL_CLASS.empty()]
+    kernel_names = trace.is_kernel
+    for rank in trace.rank_numbers:
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank)
+        chosen = keep[first:last] & kernel_names[events["name"].to_numpy()]
+        part = events if chosen.all() else events.filter(pl.Series(chosen))
+        start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
+        communicates = (part["class"] == "communication").to_numpy()
+        hidden = np.zeros(part.height, dtype=np.int64)
+        compute, communication = trace.union(rank, ["compute", "spin"]), trace.union(rank, ["communication"])
+        for some, other in ((communicates, compute), (~communicates, communication)):
+            if len(other):
+                rows = np.flatnonzero(some)
+                hidden[rows] = other.length_within(start[rows], end[rows])
+        table = (
+            pl.DataFrame(
+                {"name": part["name"], "class": part["class"], "duration": end - start, "hidden": hidden}
+            )
+            .group_by("name", "class")
+            .agg(
+                pl.len().alias("count"),
+                pl.col("duration").sum().alias("total_ns"),
+                pl.col("duration").median().floor().cast(pl.Int64).alias("median_ns"),
+                pl.col("hidden").sum().alias("hidden_ns"),
+            )
+        )
+        texts = trace.names["text"].gather(table["name"].to_numpy())
+        rules = trace.names["rule"].gather(table["name"].to_numpy())
+        made.append(
+            schema.KERNEL_CLASS.check(
+                table.with_columns(
+                    pl.lit(rank).alias("rank"),
+                    texts.alias("name"),
+                    rules.alias("rule"),
+                    pl.col("class").cast(pl.String),
+                ).sort(["total_ns", "name"], descending=[True, False])
+            )
+        )
+    return pl.concat(made)
+
+
+def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]) -> pl.DataFrame:
+    """Which copies and memsets ran, of what size, and how much of them beside nothing else?"""
+    made = [schema.MEMORY.empty()]
+    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    kernel_names = trace.is_kernel
+    for rank in trace.rank_numbers:
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank)
+        chosen = (
+            keep[first:last]
+            & ~kernel_names[events["name"].to_numpy()]
+            & (events["class"] != "graph").to_numpy()
+        )
+        if not chosen.any():
+            continue
+        part = events.filter(pl.Series(chosen)).with_columns(
+            pl.Series("step_index", attribution.step[first:last][chosen])
+        )
+        groups = part.select("step_index", "name").unique().sort("step_index", "name").with_row_index("row")
+        part = part.join(groups, on=["step_index", "name"], how="left", maintain_order="left")
+        totals = _per_group(part, None).rename({"length": "total_ns"})
+        working = trace.union(rank, ["compute", "spin", "communication"])
+        alone = _per_group(part, working).rename({"length": "exposed_ns"})
+        counted = part.group_by("row").agg(pl.len().alias("count"), pl.col("bytes").sum())
+        table = (
+            groups.join(counted, on="row")
+            .join(totals, on="row", how="left")
+            .join(alone, on="row", how="left")
+        )
+        made.append(
+            schema.MEMORY.check(
+                table.with_columns(
+                    pl.lit(rank).alias("rank"),
+                    pl.Series(
+                        "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
+                    ),
+                    trace.names["text"].gather(table["name"].to_numpy()).alias("operation"),
+                    pl.col("total_ns").fill_null(0),
+                    pl.col("exposed_ns").fill_null(0),
+                ).sort("step_index", "operation")
+            )
+        )
+    return pl.concat(made)
+
+
+def outside_table(trace: Trace, attribution: Attribution, all_windows: Windows) -> pl.DataFrame:
+    """Which GPU work lies outside every step window (a barrier after the last step, say)?"""
+    if all_windows.per != "step":
+        return schema.OUTSIDE_STEPS.empty()
+    rows = []
+    for rank in trace.rank_numbers:
+        mine = [window for window in all_windows.windows if window.rank == rank]
+        events = trace.events_of(rank)
+        covered = Intervals.union_of([window.start for window in mine], [window.end for window in mine])
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        outside = (end - start) > covered.length_within(start, end)
+        for name in schema.CLASSES:
+            count = int(np.count_nonzero(outside & (events["class"] == name).to_numpy()))
+            if count:
+                total = trace.union(rank, [name]) - covered
+                rows.append({"rank": rank, "class": name, "count": count, "total_ns": total.length_ns})
+    return schema.OUTSIDE_STEPS.frame(rows)

@@ -1,0 +1,496 @@
+"""When does each training step happen on each GPU, and which events were launched in it?
+
+Definitions, "Step window". Attribution is by launch: the step (phase) whose host range contains the start of the
+launch call, on the launching thread first, else on exactly one other thread of the process, because autograd launches
+backward kernels from a thread of its own. Windows are time, they tile, and every event is clipped to them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.errors import NoGpuEvents, UsageError
+from nsysddp.result import Warning
+from nsysddp.units import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from nsysddp.trace import Trace
+
+    Times = NDArray[np.int64]
+
+WARM_UP_RATIO = 1.5
+"""Leading steps longer than this times the median of the rest are warm-up."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of the run is asked for.
+
+    Attributes:
+        per: ``step`` or ``capture``.
+        from_ns, to_ns: cut on the common axis; None is open.
+        first_step, last_step: half-open range of ``step_index``; None is open.
+        skip_warmup: leading steps left out.
+    """
+
+    per: str = "step"
+    from_ns: int | None = None
+    to_ns: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    skip_warmup: int = 0
+
+
+class Timeline:
+    """Which host range holds an instant, on one thread or over the threads of a process.
+
+    Args:
+        thread: thread of each range.
+        start, end: bounds of each range in ns.
+        outermost: of nested ranges the outermost counts (steps), else the innermost (phases).
+    """
+
+    def __init__(self, thread: Times, start: Times, end: Times, *, outermost: bool) -> None:
+        self._threads: dict[int, tuple[Times, NDArray[np.int64]]] = {}
+        for number in np.unique(thread).tolist():
+            rows = np.flatnonzero(thread == number)
+            self._threads[int(number)] = _segments(rows, start[rows], end[rows], outermost)
+        self._any = self._over_threads()
+
+    def _over_threads(self) -> tuple[Times, NDArray[np.int64]]:
+        """Segments over all threads: the range if exactly one thread is in one, else -1."""
+        cuts = np.unique(
+            np.concatenate([edges for edges, _ in self._threads.values()] or [np.empty(0, np.int64)])
+        )
+        count = np.zeros(cuts.size, dtype=np.int64)
+        holder = np.full(cuts.size, -1, dtype=np.int64)
+        for edges, ranges in self._threads.values():
+            here = _at(edges, ranges, cuts)
+            count += here >= 0
+            holder = np.where(here >= 0, here, holder)
+        return cuts, np.where(count == 1, holder, -1)
+
+    def own(self, thread: int, at: Times) -> NDArray[np.int64]:
+        """Range row on this thread that contains each instant; -1 if none."""
+        if thread not in self._threads:
+            return np.full(at.shape, -1, dtype=np.int64)
+        return _at(*self._threads[thread], at)
+
+    def find(self, thread: NDArray[Any], at: Times) -> NDArray[np.int64]:
+        """Range row for each instant: the thread's own first, else of exactly one other thread."""
+        found = _at(*self._any, at)
+        for number in self._threads:
+            mine = np.flatnonzero(thread == number)
+            own = self.own(number, at[mine])
+            found[mine] = np.where(own >= 0, own, found[mine])
+        return found
+
+
+def _at(edges: Times, ranges: NDArray[np.int64], at: Times) -> NDArray[np.int64]:
+    if not edges.size:
+        return np.full(at.shape, -1, dtype=np.int64)
+    place = np.searchsorted(edges, at, side="right") - 1
+    return np.where(place >= 0, ranges[np.maximum(place, 0)], -1)
+
+
+def _segments(
+    rows: NDArray[Any], start: Times, end: Times, outermost: bool
+) -> tuple[Times, NDArray[np.int64]]:
+    """Cut one thread's ranges into segments, each held by one range or none (-1)."""
+    order = np.lexsort((rows, -end, start))
+    rows, start, end = rows[order], start[order], end[order]
+    if outermost and rows.size:
+        reach = np.maximum.accumulate(end)
+        outer = np.ones(rows.size, dtype=bool)
+        outer[1:] = end[1:] > reach[:-1]
+        rows, start, end = rows[outer], start[outer], end[outer]
+    edges: list[int] = []
+    holders: list[int] = []
+    open_ranges: list[tuple[int, int]] = []
+
+    def mark(at: int, holder: int) -> None:
+        if edges and edges[-1] == at:
+            holders[-1] = holder
+        else:
+            edges.append(at)
+            holders.append(holder)
+
+    def close_until(limit: int) -> None:
+        while open_ranges:
+            live = [item for item in open_ranges if item[0] > limit]
+            if len(live) == len(open_ranges):
+                return
+            soonest = min(open_ranges, key=lambda item: item[0])[0]
+            open_ranges[:] = [item for item in open_ranges if item[0] > soonest]
+            mark(soonest, open_ranges[-1][1] if open_ranges else -1)
+
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        close_until(first)
+        open_ranges.append((last, row))
+        mark(first, row)
+    close_until(np.iinfo(np.int64).max)
+    return np.asarray(edges, dtype=np.int64), np.asarray(holders, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What every event was launched in.
+
+    Attributes:
+        step: index of the step of each event, row by row with the events; -1 if none.
+        phase_range: row of ``phases`` of each event; -1 if none.
+        steps: step_index, name, occurrence, ordered by index.
+        ranges: step_index, process, start_ns, end_ns: the host ranges of the steps.
+        phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges.
+        launched: whether a launch row decided.
+        by_time: events without a launch row, placed by time instead.
+    """
+
+    step: NDArray[np.int32]
+    phase_range: NDArray[np.int32]
+    steps: pl.DataFrame
+    ranges: pl.DataFrame
+    phases: pl.DataFrame
+    launched: NDArray[np.bool_]
+    by_time: int
+
+    def phase_names(self) -> pl.Series:
+        """Phase of each event as text; null if none."""
+        names = pl.concat([self.phases["phase"], pl.Series("phase", [None], dtype=pl.String)])
+        rows = np.where(self.phase_range >= 0, self.phase_range, names.len() - 1)
+        return names.gather(rows)
+
+    def step_names(self) -> pl.Series:
+        """Step name of each event; null if none."""
+        names = pl.concat([self.steps["name"], pl.Series("name", [None], dtype=pl.String)])
+        return names.gather(np.where(self.step >= 0, self.step, names.len() - 1))
+
+
+def attribute(trace: Trace) -> Attribution:
+    """In which step and phase was each GPU event launched?
+
+    Events without a launch row are placed by time: in the window that contains their start; they are counted.
+    """
+    ranges = _step_ranges(trace)
+    phases = _phase_ranges(trace, ranges)
+    size = trace.events.height
+    step = np.full(size, -1, dtype=np.int32)
+    phase = np.full(size, -1, dtype=np.int32)
+    launched = np.zeros(size, dtype=bool)
+    if trace.launches is not None:
+        launched = trace.launches["launch_ns"].is_not_null().to_numpy()
+    by_time = 0
+    for rank in trace.rank_numbers:
+        first, last = trace.rows_of(rank)
+        process = trace.process_of_rank[rank]
+        of_process = ranges.filter(pl.col("process") == process)
+        known = np.flatnonzero(launched[first:last]) + first
+        if trace.launches is not None and known.size:
+            at = trace.launches["launch_ns"].gather(known).to_numpy()
+            thread = trace.launches["thread"].gather(known).to_numpy()
+            step[known] = _find(of_process, "step_index", thread, at, outermost=True)
+            mine = phases.with_row_index("row").filter(pl.col("process") == process)
+            phase[known] = _find(mine, "row", thread, at, outermost=False)
+        if of_process.height:
+            rest = np.flatnonzero(~launched[first:last]) + first
+            if rest.size:
+                by_time += int(rest.size)
+                step[rest] = _by_time(trace, rank, step, rest)
+    steps = (
+        ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
+        if ranges.height
+        else ranges.select("step_index", "name")
+    )
+    return Attribution(step, phase, steps, ranges, phases, launched, by_time)
+
+
+def _find(
+    ranges: pl.DataFrame, value: str, thread: NDArray[Any], at: Times, *, outermost: bool
+) -> NDArray[Any]:
+    if not ranges.height:
+        return np.full(at.shape, -1, dtype=np.int64)
+    timeline = Timeline(
+        ranges["thread"].to_numpy(),
+        ranges["start_ns"].to_numpy(),
+        ranges["end_ns"].to_numpy(),
+        outermost=outermost,
+    )
+    found = timeline.find(thread, at)
+    values = ranges[value].to_numpy()
+    return np.where(found >= 0, values[np.maximum(found, 0)], -1)
+
+
+def _by_time(trace: Trace, rank: int, step: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """Step whose window, made from the launched events, contains each event's start."""
+    windows = _rank_windows(trace, rank, step)
+    start = trace.events["start_ns"].gather(rows).to_numpy()
+    if not windows:
+        return np.full(rows.size, -1, dtype=np.int64)
+    edges = np.array([window.start for window in windows])
+    place = np.searchsorted(edges, start, side="right") - 1
+    index = np.array([window.step for window in windows])
+    inside = (place >= 0) & (start < windows[-1].end)
+    return np.where(inside, index[np.maximum(place, 0)], -1)
+
+
+def _named(trace: Trace, pattern: str) -> pl.DataFrame:
+    """Ranges whose whole name matches; an open range ends where the next of its kind on its thread starts."""
+    try:
+        wanted = re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise UsageError(f"bad regular expression {pattern!r}: {error}") from error
+    texts = trace.ranges["text"].unique().to_list()
+    chosen = [text for text in texts if wanted.fullmatch(text)]
+    return trace.ranges.filter(pl.col("text").is_in(chosen) & (pl.col("style") != "mark"))
+
+
+def _step_ranges(trace: Trace) -> pl.DataFrame:
+    """process, thread, start_ns, end_ns, name, step_index of every step range.
+
+    Steps match over ranks by name; a name that comes again later in a process is another step. The same name at the
+    same time on another thread is the same step.
+    """
+    found = _named(trace, trace.step_pattern).sort("process", "text", "start_ns", "end_ns")
+    occurrence: list[int] = []
+    last: tuple[int, str] | None = None
+    number, reach = 0, 0
+    for process, text, start, end in found.select("process", "text", "start_ns", "end_ns").iter_rows():
+        if (process, text) != last:
+            number, reach, last = 0, end, (process, text)
+        elif start >= reach:
+            number, reach = number + 1, end
+        else:
+            reach = max(reach, end)
+        occurrence.append(number)
+    named = found.rename({"text": "name"}).with_columns(pl.Series("occurrence", occurrence, dtype=pl.Int64))
+    outer = _without_nested(named)
+    order = (
+        outer.group_by("name", "occurrence")
+        .agg(pl.col("start_ns").min())
+        .sort("start_ns", "name", "occurrence")
+        .with_row_index("step_index")
+        .select("name", "occurrence", pl.col("step_index").cast(pl.Int64))
+    )
+    return outer.join(order, on=["name", "occurrence"], how="left", maintain_order="left").select(
+        "process", "thread", "start_ns", "end_ns", "name", "step_index"
+    )
+
+
+def _without_nested(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Step ranges that no other step range of their thread contains."""
+    ordered = ranges.sort("process", "thread", "start_ns", "end_ns", descending=[False, False, False, True])
+    reach = pl.col("end_ns").cum_max().shift(1).over("process", "thread")
+    return ordered.filter(reach.is_null() | (pl.col("end_ns") > reach))
+
+
+def _phase_ranges(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    made = []
+    for name, pattern in trace.phase_patterns.items():
+        made.append(_named(trace, pattern).with_columns(pl.lit(name).alias("phase")))
+    phases = (
+        pl.concat(made) if made else trace.ranges.clear().with_columns(pl.lit(None, pl.String).alias("phase"))
+    ).sort("process", "start_ns", "end_ns", "phase")
+    step = np.full(phases.height, -1, dtype=np.int64)
+    process = phases["process"].to_numpy()
+    for number in np.unique(process).tolist():
+        rows = np.flatnonzero(process == number)
+        mine = phases[rows]
+        step[rows] = _find(
+            steps.filter(pl.col("process") == number),
+            "step_index",
+            mine["thread"].to_numpy(),
+            mine["start_ns"].to_numpy(),
+            outermost=True,
+        )
+    return phases.with_columns(pl.Series("step_index", step)).select(
+        "process", "thread", "phase", "step_index", "start_ns", "end_ns"
+    )
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window of one rank: ``[start, end)`` in ns, and the step it belongs to (-1: whole capture)."""
+
+    rank: int
+    step: int
+    start: int
+    end: int
+    is_warmup: bool = False
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows that were asked for, and why fewer or others if so."""
+
+    windows: tuple[Window, ...]
+    per: str
+    warnings: tuple[Warning, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def _rank_windows(trace: Trace, rank: int, step: NDArray[Any]) -> list[Window]:
+    """Tiling windows of one rank's steps (definitions, "Windows are time")."""
+    first, last = trace.rows_of(rank)
+    mine = step[first:last]
+    if not (mine >= 0).any():
+        return []
+    events = trace.events_of(rank)
+    is_compute = events["class"].is_in(["compute", "spin"]) & (events["end_ns"] > events["start_ns"])
+    table = (
+        pl.DataFrame(
+            {
+                "step": mine,
+                "start": events["start_ns"],
+                "end": events["end_ns"],
+                "compute": is_compute,
+            }
+        )
+        .filter(pl.col("step") >= 0)
+        .group_by("step")
+        .agg(
+            pl.col("start").min().alias("first"),
+            pl.col("end").max().alias("last"),
+            pl.col("start").filter(pl.col("compute")).min().alias("compute_first"),
+            pl.col("end").filter(pl.col("compute")).max().alias("compute_last"),
+        )
+        .sort("step")
+    )
+    starts: list[int] = []
+    previous_compute: int | None = None
+    for row in table.iter_rows(named=True):
+        if not starts:
+            begin = row["first"]
+        else:
+            begin = row["first"] if previous_compute is None else max(row["first"], previous_compute)
+            if row["compute_first"] is not None:
+                begin = min(begin, row["compute_first"])
+            begin = max(begin, starts[-1])
+        starts.append(begin)
+        previous_compute = row["compute_last"]
+    numbers = table["step"].to_list()
+    final = max(int(table["last"][-1]), starts[-1])
+    ends = [*starts[1:], final]
+    return [Window(rank, number, a, b) for number, a, b in zip(numbers, starts, ends, strict=True)]
+
+
+def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Windows:
+    """The windows of every rank that the selection asks for.
+
+    Raises:
+        UsageError: no step or no time is left.
+        NoGpuEvents: the time range holds no GPU event of any rank.
+    """
+    _check_range(trace, selection)
+    if selection.per == "capture":
+        return Windows(
+            tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers), "capture"
+        )
+    if not attribution.steps.height or not (attribution.step >= 0).any():
+        made = tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers)
+        return Windows(made, "capture", _no_steps(trace, attribution))
+    made_all: list[Window] = []
+    warnings: list[Warning] = []
+    empty = 0
+    for rank in trace.rank_numbers:
+        mine = _with_warm_up(_rank_windows(trace, rank, attribution.step))
+        process = trace.process_of_rank[rank]
+        named = attribution.ranges.filter(pl.col("process") == process)["step_index"].n_unique()
+        empty += named - len(mine)
+        made_all.extend(mine)
+    if empty:
+        warnings.append(
+            Warning(
+                "steps_without_gpu_events",
+                empty,
+                "step ranges in which a rank launched nothing have no window",
+            )
+        )
+    if attribution.by_time:
+        warnings.append(
+            Warning(
+                "events_without_launch",
+                attribution.by_time,
+                "GPU events without a launch row were placed in the step window that contains their start",
+            )
+        )
+    kept = [cut for window in made_all if _chosen(window, selection) and (cut := _cut(window, selection))]
+    if not kept:
+        raise UsageError(
+            f"no step is left of {attribution.steps.height} (0:{attribution.steps.height})",
+            do="choose another range with --steps, --skip-warmup, --from or --to",
+        )
+    return Windows(tuple(kept), "step", tuple(warnings))
+
+
+def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
+    if trace.launches is None:
+        reason = (
+            "the report holds no launch calls (capture with --trace=cuda), so events cannot be put into steps"
+        )
+    elif attribution.steps.height:
+        reason = "no GPU event was launched inside a step range"
+    elif not any("nvtx" in one.capabilities for one in trace.inputs):
+        reason = "the report holds no NVTX ranges (capture with --trace=cuda,nvtx and mark steps)"
+    else:
+        reason = "no NVTX range is named like a step (give --step-pattern)"
+    return (Warning("no_steps", 1, f"{reason}; the whole capture is one window"),)
+
+
+def _chosen(window: Window, selection: Selection) -> bool:
+    first = max(selection.first_step or 0, selection.skip_warmup)
+    return window.step >= first and (selection.last_step is None or window.step < selection.last_step)
+
+
+def _cut(window: Window, selection: Selection) -> Window | None:
+    start = window.start if selection.from_ns is None else max(window.start, selection.from_ns)
+    end = window.end if selection.to_ns is None else min(window.end, selection.to_ns)
+    if end <= start and not (window.start == window.end == start == end):
+        return None
+    return Window(window.rank, window.step, start, end, window.is_warmup)
+
+
+def _with_warm_up(windows_of_rank: Sequence[Window]) -> list[Window]:
+    """Name the leading steps that are longer than 1.5 x the median of the rest."""
+    lengths = [window.end - window.start for window in windows_of_rank]
+    warm = 0
+    while warm < len(lengths) - 1 and lengths[warm] > WARM_UP_RATIO * float(np.median(lengths[warm + 1 :])):
+        warm += 1
+    return [
+        Window(window.rank, window.step, window.start, window.end, number < warm)
+        for number, window in enumerate(windows_of_rank)
+    ]
+
+
+def _capture_window(trace: Trace, rank: int, selection: Selection) -> Window:
+    """First event start to last event end of the rank; bounds that were given count exactly."""
+    events = trace.events_of(rank)
+    start = int(events["start_ns"].min()) if selection.from_ns is None else selection.from_ns  # type: ignore[arg-type]
+    end = int(events["end_ns"].max()) if selection.to_ns is None else selection.to_ns  # type: ignore[arg-type]
+    return Window(rank, -1, start, max(start, end))
+
+
+def _check_range(trace: Trace, selection: Selection) -> None:
+    low, high = selection.from_ns, selection.to_ns
+    if low is not None and high is not None and high <= low:
+        raise UsageError(
+            f"the time range {ms(low):g} to {ms(high):g} ms is empty", do="give --from smaller than --to"
+        )
+    first = int(trace.ranks["first_ns"].min())  # type: ignore[arg-type]
+    last = int(trace.ranks["last_ns"].max())  # type: ignore[arg-type]
+    if (low is not None and low >= last) or (high is not None and high <= first):
+        shown = (
+            f"{'start' if low is None else f'{ms(low):g}'} to {'end' if high is None else f'{ms(high):g}'} ms"
+        )
+        raise NoGpuEvents(
+            f"there is no GPU event in {shown}; the capture has events from {ms(first):.3f} to {ms(last):.3f} ms",
+            do="choose --from and --to inside that range",
+        )
