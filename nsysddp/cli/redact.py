@@ -1,0 +1,140 @@
+"""``nsysddp redact``: write a copy of a report that can be shared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsysddp.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsysddp.evidence.redact import Redaction
+
+
+@click.command(name="redact")
+@click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="REPORT...")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The copy; for several reports a folder, where each keeps its name.",
+)
+@click.option("--force", is_flag=True, help="Replace what exists.")
+@click.option(
+    "--keep-ranges",
+    multiple=True,
+    metavar="REGEX",
+    help="Also keep NVTX range names that match in full, ignoring case. Repeatable. Kept anyway: steps, phases, "
+    "NCCL, PyTorch operators, nsysddp's own marks.",
+)
+@click.option(
+    "--hide",
+    multiple=True,
+    metavar="REGEX",
+    help="Replace kernel and range names that match in full, ignoring case. Repeatable.",
+)
+@click.option(
+    "--salt",
+    default="",
+    envvar="NSYSDDP_REDACT_SALT",
+    metavar="TEXT",
+    help="Mixed into the tokens that replace names, so that a guessed name cannot be confirmed. Use one for a job.",
+)
+@click.option("--minimal", is_flag=True, help="Only the tables that the analyses read.")
+@click.option(
+    "--format",
+    "form",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json"]),
+    help="text: a summary on stderr. json: the summary on stdout.",
+)
+def command(
+    reports: tuple[Path, ...],
+    output: Path,
+    force: bool,
+    keep_ranges: tuple[str, ...],
+    hide: tuple[str, ...],
+    salt: str,
+    minimal: bool,
+    form: str,
+) -> None:
+    """Write a copy of a REPORT that can be shared.
+
+    Only what an allow-list names is copied: the timeline, kernel names without paths, known range names, hardware.
+    Environment, command line, host and user names, paths, other processes and program output are not; host names
+    become host-1, host-2 ... over all REPORTs of one call. An analysis of the copy gives the numbers of the original.
+
+    The copy still tells the wall-clock start of the session, process ids, GPU models, UUIDs and bus addresses, and
+    the names of kernels (see --hide).
+    """
+    from nsysddp.evidence.redact import Policy, redact
+
+    policy = Policy(keep_ranges=keep_ranges, hide=hide, salt=salt, minimal=minimal)
+    outcomes = []
+    hosts: dict[str, str] = {}
+    for report, target in _targets(reports, output):
+        outcomes.append(redact(report, target, policy=policy, hosts=hosts, force=force))
+        if form == "text":
+            _show(outcomes[-1])
+    if form == "json":
+        click.echo(json.dumps([outcome.as_json() for outcome in outcomes], indent=2))
+
+
+def _targets(reports: tuple[Path, ...], output: Path) -> list[tuple[Path, Path]]:
+    """Each report with the path of its copy; a copy of a packed report is not packed."""
+    if len(reports) == 1 and not output.is_dir():
+        return [(reports[0], output)]
+    if output.exists() and not output.is_dir():
+        raise UsageError("several reports need a folder", file=output, do="name a folder with -o")
+    names = [
+        report.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".nsys-rep").removesuffix(".sqlite")
+        for report in reports
+    ]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(
+            f"two reports are named {twice}", do="redact them in two calls, with the same --salt"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    return [(report, output / f"{name}.sqlite") for report, name in zip(reports, names, strict=True)]
+
+
+def _show(outcome: Redaction) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True)
+    kept = Table(title=f"{outcome.output}: kept", title_justify="left", box=SIMPLE)
+    kept.add_column("table", no_wrap=True)
+    for heading in ("rows", "dropped", "columns", "dropped"):
+        kept.add_column(heading, justify="right")
+    for table in outcome.kept:
+        kept.add_row(table.name, *(f"{number:,}" for number in table[1:]))
+    console.print(kept)
+    if outcome.dropped:
+        dropped = Table(title="dropped", title_justify="left", box=SIMPLE)
+        dropped.add_column("what")
+        dropped.add_column("why")
+        dropped.add_column("tables", justify="right")
+        dropped.add_column("rows", justify="right")
+        for group in outcome.dropped:
+            dropped.add_row(group.label, group.why, f"{group.tables:,}", f"{group.rows:,}")
+        console.print(dropped)
+    kinds = sorted({*outcome.names_kept, *outcome.names_replaced})
+    console.print(
+        "names kept/replaced: "
+        + ", ".join(
+            f"{kind} {outcome.names_kept.get(kind, 0):,}/{outcome.names_replaced.get(kind, 0):,}"
+            for kind in kinds
+        )
+        + f"; strings dropped: {outcome.strings_dropped:,}; cells cleared: {outcome.cells_cleared:,}; "
+        f"payloads kept/cleared: {outcome.payloads_kept:,}/{outcome.payloads_cleared:,}",
+        highlight=False,
+        markup=False,
+    )
