@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -646,6 +647,27 @@ def test_a_reader_does_not_wait_for_a_writer(url: str) -> None:
         assert [run.label for run in runs(url=url)] == [None]
         assert time.monotonic() - started < 5
     assert [run.label for run in runs(url=url)] == ["not yet"]
+
+
+def test_a_complaint_that_repeats_the_password_is_masked() -> None:
+    """The present drivers never do that."""
+    from sqlalchemy.exc import OperationalError
+
+    address = database.resolve_url("postgresql://walter:pa55word@h/d?password=5ecret")
+    error = OperationalError("SELECT 'row'", {}, Exception("login of pa55word or 5ecret failed\nsecond line"))
+    assert database._complaint(error, address) == "login of *** or *** failed"
+
+
+def test_making_the_file_waits_for_who_holds_it(tmp_path: Path) -> None:
+    """SQLite refuses the switch to write-ahead logging at once while another holds the write lock."""
+    target = tmp_path / "results.db"
+    holder = sqlite3.connect(target, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.4, holder.execute, ["COMMIT"])
+    release.start()
+    assert save(document(), url=str(target)) == 1
+    release.join()
+    holder.close()
 
 
 def test_sqlite_keeps_a_write_ahead_log(tmp_path: Path) -> None:

@@ -188,12 +188,13 @@ def test_a_change_is_named_with_what_else_changed(url: str) -> None:
         started_at=lambda index: f"2026-01-{index + 1:02d}",
         config=lambda index: {"seed": 7, "git": "abc" if index < 3 else "def"},
     )
-    (change,) = trend("exposed_communication_ns", url=url).change_points
+    result = trend("exposed_communication_ns", url=url)
+    (change,) = result.change_points
     assert (change.run_id, change.previous_run_id, change.label) == (numbers[6], numbers[5], "night 6")
     assert change.differences == ("bucket_cap_mb 25 → 4",)
     assert change.low < 500 < change.high
     assert change.low < change.after - change.before < change.high
-    words = picture.describe_change(change, picture.Scale(1000, "µs"))
+    words = picture.describe_change(result, change)
     assert words.startswith(f"run {numbers[6]} (night 6): +4")
     assert "% of the old level" in words
     assert trend("compute_ns", url=url).change_points == ()
@@ -239,9 +240,10 @@ def by_hand(
 ) -> Trend:
     """A trend of ``count`` runs as the picture sees it: one in seven unknown, one in five without an interval."""
     points = []
+    one = {"overlap_ratio": 0.3, "kernels": 60_000.0}.get(metric, 1e6)
     for index in range(count):
-        value = None if index % 7 == 6 else 1e6 + 1e5 * (index % 4)
-        spread = 0.0 if value is None else 5e4
+        value = None if index % 7 == 6 else one * (1 + index % 4 / 10)
+        spread = 0.05 * one
         certain = value is not None and index % 5 != 4
         points.append(
             TrendPoint(
@@ -261,10 +263,10 @@ def by_hand(
             4000 + place,
             label,
             3999 + place,
-            1e6,
-            1.5e6,
-            4e5,
-            6e5,
+            one,
+            1.5 * one,
+            0.4 * one,
+            0.6 * one,
             0.0005,
             ("a long setting 1 → 2",) * 20,
         )

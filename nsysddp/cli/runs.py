@@ -238,7 +238,7 @@ def _print_trend(result: Trend) -> None:
     )
     for number, change in enumerate(result.change_points, 1):
         click.echo(
-            f"change {number}: {describe_change(change, scale)}\n          {describe_differences(change)}"
+            f"change {number}: {describe_change(result, change)}\n          {describe_differences(change)}"
         )
     if not result.change_points and not result.warnings:
         click.echo("no change of level can be shown between these runs")

@@ -136,12 +136,14 @@ def title_of(metric: str) -> str:
     return {"window": "Step", "p2p copy": "P2P copy"}.get(name, name.capitalize())
 
 
-def describe_change(change: ChangePoint, scale: Scale) -> str:
+def describe_change(trend: Trend, change: ChangePoint) -> str:
     """One change point in words: at which run, by how much of the old level, with which interval."""
+    scale = scale_for(trend)
     name = f"run {change.run_id}" + (f" ({printable(change.label)})" if change.label else "")
     percent = f"{relative(change)} of the old level, " if change.before else ""
     levels = f"{scale.show(change.before)} → {scale.show(change.after)} {scale.unit}"
-    interval = f"difference {scale.show(change.low)} to {scale.show(change.high)}"
+    sure = f"{trend.confidence * 100:.0f} %"
+    interval = f"difference {scale.show(change.low)} to {scale.show(change.high)} at {sure}"
     chance = f"p = {change.p_value:.3f}" if change.p_value >= 0.001 else "p < 0.001"
     return f"{name}: {percent}{levels} ({interval}, {chance})"
 
@@ -278,6 +280,7 @@ def _draw_frame(axes: Axes, trend: Trend) -> None:
     label_in = 0.1 * (1 + len(str(max(point.run_id for point in trend.points))))
     shown = range(0, count, 1 if named else math.ceil(count * label_in / (_AXES * _WIDTH_IN)))
     axes.set_xticks(list(shown), [_tick(trend.points[place], named) for place in shown])
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.tick_params(length=0, pad=6)
     axes.grid(axis="y", color="#E6E8EB", lw=0.8)
     axes.set_axisbelow(True)
@@ -345,19 +348,20 @@ def _draw_words(figure: Figure, trend: Trend) -> None:
         figure.text(*place, text, **style)
 
     ranks = "each run's worst rank" if trend.rank is None else f"rank {trend.rank} in each run"
-    wanted = "higher" if trend.higher_is_better else "lower"
+    wanted = "; higher is better" if trend.higher_is_better else "; lower is better"
+    # A count is neither.
+    wanted = wanted if trend.higher_is_better or trend.metric.endswith("_ns") else ""
     write(f"{title_of(trend.metric)} over {len(trend.points)} runs", 0.38, fontsize=15, fontweight="bold")
-    write(f"Median over the steps of {ranks}, without warm-up; {wanted} is better", 0.65, color=_GREY)
+    write(f"Median over the steps of {ranks}, without warm-up{wanted}", 0.65, color=_GREY)
 
     foot = _HEAD_IN + _PLOT_IN + 0.95
     if not trend.change_points:
         nothing = "No change of level can be shown between these runs."
         write(_short(trend.warnings[0] if trend.warnings else nothing, 140), foot, fontsize=9.5, color=_GREY)
-    scale = scale_for(trend)
     for number, change in enumerate(trend.change_points, 1):
         top = foot + 0.46 * (number - 1)
         badge = {"boxstyle": "circle,pad=0.25", "fc": _VERMILION, "ec": "none"}
         middle = {"ha": "center", "va": "center", "color": "white", "fontsize": 8.5, "fontweight": "bold"}
         write(str(number), top - 0.045, 0.08, bbox=badge, **middle)
-        write(_short(describe_change(change, scale), 125), top, 0.3, fontsize=9.5)
+        write(_short(describe_change(trend, change), 125), top, 0.3, fontsize=9.5)
         write(_short(describe_differences(change), 140), top + 0.17, 0.3, fontsize=8.5, color=_GREY)

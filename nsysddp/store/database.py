@@ -211,9 +211,9 @@ def _complaint(error: SQLAlchemyError, address: URL | None = None) -> str:
     """The driver's own first line; the statement and its values, which SQLAlchemy adds, stay out."""
     cause: object = getattr(error, "orig", None) or type(error).__name__
     line = next((part.strip() for part in str(cause).splitlines() if part.strip()), type(cause).__name__)
-    for secret in (address.password, *map(str, address.query.values())) if address is not None else ():
-        if secret:
-            line = line.replace(str(secret), "***")
+    for secret in (address.password, address.query.get("password")) if address is not None else ():
+        if isinstance(secret, str) and secret:
+            line = line.replace(secret, "***")
     return line
 
 
