@@ -20,8 +20,8 @@ class Settings:
 
     nproc: int = 2
     steps: int = 40
-    warmup: int = 5
-    capture_steps: int = 5
+    warmup: int = 10
+    capture_steps: int = 3
     seed: int = 0
     backend: Backend = "nccl"
     per_rank: bool = False

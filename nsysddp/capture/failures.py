@@ -20,6 +20,7 @@ KINDS = {
     "too_few_gpus": "fewer GPUs are visible than ranks asked for",
     "torch_missing": "the Python of the launch cannot import torch",
     "workload_failed": "the program under nsys ended with an error",
+    "checks_failed": "the program ran and found itself that something is wrong",
     "hang": "the time limit ended it",
     "empty_capture": "the program ended well and nothing was captured",
     "incomplete_report": "nsys recorded less than the whole run, by its own diagnostics or by what is missing",

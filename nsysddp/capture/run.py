@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
 from nsysddp.capture.presets import Preset, find_preset
 from nsysddp.capture.tool import NEWEST_TESTED, Nsys, find_nsys, inspect_nsys
-from nsysddp.errors import NoGpuEvents, NsysddpError, ReportError, UsageError
+from nsysddp.errors import NoGpuEvents, ReportError, UsageError
 
 if TYPE_CHECKING:
     from nsysddp.result import Result
@@ -128,6 +128,11 @@ class Captured:
     result: Result | None
     summary: dict[str, Any] | None
 
+    @property
+    def failed_checks(self) -> tuple[str, ...]:
+        """What the workload itself found wrong (layout, replicas); empty where all is well or nothing is checked."""
+        return tuple(self.summary["failed_checks"]) if self.summary else ()
+
 
 def choose_nsys(
     path: str | None,
@@ -164,7 +169,6 @@ def plan_presets(
     repeat: int,
     nsys: Nsys | None,
     python: str,
-    extra: Sequence[str] = (),
 ) -> list[Plan]:
     """Which captures do these presets make? All of them once, then all again: drift hits all alike.
 
@@ -176,10 +180,19 @@ def plan_presets(
     plans = []
     for turn in range(1, repeat + 1):
         for preset in map(find_preset, names):
-            folder = out / f"{preset.name}-{turn}"
-            target = command.workload_argv(preset, settings, python=python, out=folder)
-            plans.append(Plan(preset.name, turn, folder, (*target, *extra), settings, preset, nsys))
+            plans.append(plan_preset(preset, turn, settings, out=out, nsys=nsys, python=python))
     return plans
+
+
+def plan_preset(
+    preset: Preset, turn: int, settings: Settings, *, out: Path, nsys: Nsys | None, python: str
+) -> Plan:
+    """One capture of a preset, the ``turn``-th of its kind."""
+    folder = out / f"{preset.name}-{turn}"
+    target = command.workload_argv(preset, settings, python=python, out=folder)
+    if preset.expects_error:  # it fails before any window opens
+        settings = replace(settings, capture_range="none")
+    return Plan(preset.name, turn, folder, tuple(target), settings, preset, nsys)
 
 
 def plan_program(
@@ -230,7 +243,7 @@ def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> 
         kind = _recorded_outcome(folder)
         if kind is None:
             raise UsageError(f"{folder} exists and holds no capture", do="choose another place with --out")
-        if not force and kind in ("ok", "cpu_only", "running"):
+        if not force and kind in ("ok", "cpu_only", "checks_failed", "running"):
             what = "a capture that is running or was killed" if kind == "running" else "a finished capture"
             raise UsageError(f"{folder} holds {what}", do="choose another --out, or replace it with --force")
         say(f"replacing {folder}, which holds {'a failed' if not force else 'an earlier'} capture ({kind})")
@@ -314,8 +327,12 @@ def _capture(
         raise
     record.diagnostics = diagnostics
     _readme(plan, verdict)
-    record.write("ok" if result is not None else "cpu_only", verdict.splitlines()[0])
-    return Captured(plan, verdict, tuple(exports), result, summary)
+    captured = Captured(plan, verdict, tuple(exports), result, summary)
+    if captured.failed_checks:
+        record.write("checks_failed", "; ".join(captured.failed_checks))
+    else:
+        record.write("ok" if result is not None else "cpu_only", verdict.splitlines()[0])
+    return captured
 
 
 def _check_run(plan: Plan, ended: processes.Ended, log: Path, scratch: Path, timeout_s: float) -> list[Path]:
@@ -344,8 +361,13 @@ def _check_run(plan: Plan, ended: processes.Ended, log: Path, scratch: Path, tim
             "libdw, may be missing here)",
             details=tuple(failures.log_lines(text)[-8:]),
         )
-    if ended.returncode != 0:
+    summary = _summary(plan)
+    if ended.returncode != 0 and not (summary and summary["failed_checks"]):
         raise failures.workload_failure(text, ended.returncode)
+    if plan.preset is not None and summary is None:
+        raise Failure(
+            "workload_failed", "the workload left no readable summary.json", do="see log.txt of the run"
+        )
     if plan.nsys is None:
         return []
     if not reports and plan.settings.waits_for_profiler_start:
@@ -419,21 +441,13 @@ def _export(plan: Plan, report: Path, env: dict[str, str], record: _Record, time
 
 
 def _summary(plan: Plan) -> dict[str, Any] | None:
-    """What a preset measured itself; None for programs of the user's.
-
-    Raises:
-        Failure: a preset ended well without writing it.
-    """
+    """What a preset measured itself; None for other programs, and where it wrote nothing readable."""
     if plan.preset is None:
         return None
     try:
         content: dict[str, Any] = json.loads((plan.folder / "summary.json").read_text())
-    except (OSError, ValueError) as error:
-        raise Failure(
-            "workload_failed",
-            f"the workload left no readable summary.json: {error}",
-            do="see log.txt of the run",
-        ) from error
+    except (OSError, ValueError):
+        return None
     return content
 
 
@@ -441,15 +455,85 @@ def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, t
     """What does the capture show: the verdict, the analysis behind it, and what nsys complained about.
 
     Raises:
-        Failure: the export is unsound, holds no GPU event although GPUs were traced, or lost events.
+        Failure: the export is unsound, holds no GPU event although GPUs were traced, or nsys says that it lost
+            events.
     """
     if not exports:
         return (
-            "The program ran without nsys: nothing was captured, and nothing about overlap is known.",
+            "The program ran without nsys: nothing was captured, and nothing is known about overlap.",
             None,
             (),
         )
-    return "tbd", None, ()
+    from nsysddp.ingest.report import open_report
+    from nsysddp.ingest.sql import rows
+
+    ranges, processes_seen, messages = 0, set(), []
+    try:
+        for export in exports:
+            with open_report(export) as report:
+                messages += rows(report, "diagnostics")
+                events = rows(report, "nvtx", first_row=0, last_row=2**62)
+            pushed = [event for event in events if event["type"] in (_PUSH_POP, _START_END)]
+            ranges += len(pushed)
+            processes_seen |= {(export, event["thread"] >> 24) for event in pushed}
+        diagnostics = tuple(dict.fromkeys(str(message["text"]) for message in messages))
+        if plan.settings.backend == "gloo":
+            return _cpu_verdict(ranges, len(processes_seen)), None, diagnostics
+        errors = [str(message["text"]) for message in messages if message["severity"] >= _ERROR]
+        if errors:
+            raise Failure(
+                "incomplete_report",
+                f"nsys itself says that the report is incomplete: {errors[0]}",
+                do="capture fewer steps, or see the diagnostics in run.json",
+                details=diagnostics,
+            )
+        from nsysddp.analyses import analyze
+        from nsysddp.ingest.load import load
+        from nsysddp.render.text import overlap_text
+
+        result = analyze(load([str(export) for export in exports]))
+        return overlap_text(result), result, diagnostics
+    except NoGpuEvents as error:
+        raise Failure(
+            "empty_capture",
+            "the captured part holds no GPU event",
+            do="put the capture window around steps that compute on a GPU",
+        ) from error
+    except ReportError as error:
+        raise Failure(
+            "incomplete_report", f"the export cannot be read: {error}", do="capture again; the report is kept"
+        ) from error
+
+
+_PUSH_POP, _START_END, _ERROR = 59, 60, 3
+"""NVTX event types of ranges, and nsys's severity of an error (``queries/nvtx.sql``, ``queries/diagnostics.sql``)."""
+
+
+def _cpu_verdict(ranges: int, processes_seen: int) -> str:
+    if ranges == 0:
+        raise Failure(
+            "empty_capture",
+            "the program ran on CPU ranks and not one NVTX range was captured",
+            do="annotate the loop with nsysddp.annotate, and install nvtx==0.2.8 where torch has no CUDA",
+        )
+    return (
+        f"Captured {ranges} NVTX ranges of {processes_seen} processes on CPU ranks, and no GPU events.\n"
+        "Overlap cannot be proved on CPU: only GPU intervals are evidence of it. Capture with --backend nccl."
+    )
+
+
+_SUMMARY = (
+    "options",
+    "world_size",
+    "device",
+    "bucket_cap_mib",
+    "layout_bytes",
+    "has_rebuilt",
+    "enough_samples",
+    "failed_checks",
+    "ok",
+)
+"""What run.json repeats of a workload's summary: how DDP was set up, and whether it did as expected."""
 
 
 class _Record:
@@ -468,7 +552,7 @@ class _Record:
 
     def write(self, kind: str, message: str, *, ranks: tuple[int, ...] = ()) -> None:
         """Write the file with this outcome and the hashes of all other files of the folder."""
-        plan, base = self.plan, Path.cwd()
+        plan, base, summary = self.plan, Path.cwd(), _summary(self.plan)
         nsys = plan.nsys.version if plan.nsys else None
         exports = [plan.export(report) for report in plan.reports()] if plan.nsys else []
         files = provenance.hash_files(plan.folder)
@@ -495,6 +579,7 @@ class _Record:
                 **asdict(plan.settings),
                 **plan.variables,
             },
+            "workload": {name: summary[name] for name in _SUMMARY if name in summary} if summary else None,
             "git": provenance.git_state(base),
             "versions": {"nsysddp": nsysddp.__version__, "nsys": nsys, **self.machine.versions},
             "gpus": list(self.machine.gpus),

@@ -48,14 +48,18 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Measured steps of a preset.",
         ),
         click.option(
-            "--warmup", default=5, show_default=True, type=click.IntRange(0), help="Steps before them."
+            "--warmup",
+            default=10,
+            show_default=True,
+            type=click.IntRange(3),
+            help="Steps before those recorded.",
         ),
         click.option(
             "--capture-steps",
-            default=5,
+            default=3,
             show_default=True,
             type=click.IntRange(1),
-            help="Steps recorded by nsys, after the measured ones.",
+            help="Steps recorded by nsys, between the warm-up and the measured ones.",
         ),
         click.option("--seed", default=0, show_default=True, help="Random seed of a preset."),
         click.option(
@@ -168,6 +172,7 @@ def command(
     A program's own options stay as they are; it should open nsysddp.annotate.capture_window, or call
     cudaProfilerStart and cudaProfilerStop around a few steady steps.
     """  # noqa: D301  (click's \b keeps the lines)
+    from nsysddp.capture.failures import Failure
     from nsysddp.capture.presets import PRESETS, find_preset
     from nsysddp.capture.run import Captured, choose_nsys, plan_presets, plan_program
 
@@ -198,5 +203,9 @@ def command(
     def done(captured: Captured) -> None:
         click.echo(f"{captured.plan.name} {captured.plan.repeat}: {captured.plan.folder}")
         click.echo(captured.verdict.rstrip())
+        if captured.failed_checks:
+            raise Failure(
+                "checks_failed", "; ".join(captured.failed_checks), do="see summary.json of the run"
+            )
 
     make_captures(plans, options, done)

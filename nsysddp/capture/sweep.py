@@ -1,0 +1,322 @@
+"""Which bucket cap makes the step shortest, and which caps cannot be told apart from it?
+
+Every cap is captured ``repeat`` times, interleaved: round 1 takes all caps, then round 2 in another order, and so
+on, so that a drift of the machine touches all alike. A step of the job lasts as long as on its slowest rank:
+
+    step_ns[cap, round, i] = max over ranks of step_ns[cap, round, rank, i]        (unprofiled, measured steps)
+
+The difference of the medians to the best cap gets a bootstrap interval over rounds (drawn jointly for all caps,
+since a round is a block) and then over the steps of each run. A cap is *tied* with the best one if its interval
+holds 0; the level is divided by the number of comparisons (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nsysddp.capture.command import Settings
+from nsysddp.capture.presets import find_preset
+from nsysddp.capture.run import Captured, Plan, plan_preset
+from nsysddp.capture.tool import Nsys
+from nsysddp.errors import AnalysisError
+
+Steps = npt.NDArray[np.int64]
+
+LEVEL = 0.95
+"""Joint confidence of all comparisons of a sweep."""
+
+MIN_ROUNDS = 3
+"""Fewer rounds say nothing about how much a run differs from the next, so nothing is told apart."""
+
+
+@dataclass(frozen=True)
+class CapSteps:
+    """The step times of one cap: ``rounds[i]`` are the job's measured steps of round i, in ns."""
+
+    cap_mib: float
+    rounds: tuple[Steps, ...]
+
+    @property
+    def pooled(self) -> Steps:
+        """All steps of all rounds."""
+        return np.concatenate(self.rounds)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a cap compares with the best one.
+
+    Attributes:
+        cap_mib: the cap.
+        median_ns: median step over all rounds.
+        p95_ns: its 95th percentile.
+        difference_ns: median minus the best cap's median.
+        low_ns: lower end of the interval of that difference; None where there are too few rounds.
+        high_ns: upper end.
+        is_best: it has the smallest median.
+        is_tied: it cannot be told apart from the best; None where that is unknown.
+    """
+
+    cap_mib: float
+    median_ns: int
+    p95_ns: int
+    difference_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    is_best: bool
+    is_tied: bool | None
+
+
+def compare_caps(
+    measured: Sequence[CapSteps], *, level: float = LEVEL, resamples: int = 4000, seed: int = 0
+) -> list[Verdict]:
+    """Which cap is best, and which are tied with it?
+
+    Args:
+        measured: every cap with the same number of rounds.
+        level: joint confidence of all intervals.
+        resamples: bootstrap draws.
+        seed: of the draws.
+
+    Raises:
+        AnalysisError: no cap, a cap without steps, or different numbers of rounds.
+    """
+    counts = {len(cap.rounds) for cap in measured}
+    if len(counts) != 1 or not all(steps.size for cap in measured for steps in cap.rounds):
+        raise AnalysisError("every cap needs the same number of rounds, and every run a measured step")
+    rounds = counts.pop()
+    medians = [float(np.median(cap.pooled)) for cap in measured]
+    best = int(np.argmin(medians))
+    draws = _bootstrap_medians(measured, rounds, resamples, seed) if rounds >= MIN_ROUNDS else None
+    tail = (1 - level) / 2 / max(1, len(measured) - 1)
+    verdicts = []
+    for at, cap in enumerate(measured):
+        low = high = None
+        tied: bool | None = None if draws is None else True
+        if draws is not None and at != best:
+            low, high = (round(edge) for edge in np.quantile(draws[at] - draws[best], [tail, 1 - tail]))
+            tied = low <= 0 <= high
+        verdicts.append(
+            Verdict(
+                cap_mib=cap.cap_mib,
+                median_ns=round(medians[at]),
+                p95_ns=round(float(np.quantile(cap.pooled, 0.95))),
+                difference_ns=round(medians[at] - medians[best]),
+                low_ns=low,
+                high_ns=high,
+                is_best=at == best,
+                is_tied=tied,
+            )
+        )
+    return verdicts
+
+
+def _bootstrap_medians(
+    measured: Sequence[CapSteps], rounds: int, resamples: int, seed: int
+) -> list[npt.NDArray[np.float64]]:
+    """Medians of resampled caps, ``resamples`` each: rounds drawn jointly, then steps within each round."""
+    random = np.random.default_rng(seed)
+    drawn_rounds = random.integers(rounds, size=(resamples, rounds))
+    result = []
+    for cap in measured:
+        shortest = min(steps.size for steps in cap.rounds)
+        table = np.stack([steps[:shortest] for steps in cap.rounds])
+        medians = np.empty(resamples)
+        for draw, chosen in enumerate(drawn_rounds):
+            steps = random.integers(shortest, size=(rounds, shortest))
+            medians[draw] = np.median(table[chosen[:, None], steps])
+        result.append(medians)
+    return result
+
+
+def interleaved(caps: Sequence[float], repeat: int) -> list[tuple[int, float]]:
+    """(round, cap) in the order of running: each round starts one cap later than the one before."""
+    return [(turn + 1, caps[(turn + at) % len(caps)]) for turn in range(repeat) for at in range(len(caps))]
+
+
+def plan_sweep(
+    caps: Sequence[float], settings: Settings, *, out: Path, repeat: int, nsys: Nsys | None, python: str
+) -> list[Plan]:
+    """Which captures does a sweep of DDP's bucket cap over the GPT workload make?"""
+    gpt = find_preset("gpt_ddp")
+    plans = []
+    for turn, cap in interleaved(caps, repeat):
+        preset = replace(gpt, name=f"cap{cap:g}", arguments=("--bucket-cap", f"{cap:g}"))
+        plan = plan_preset(preset, turn, settings, out=out, nsys=nsys, python=python)
+        plans.append(replace(plan, variables={"bucket_cap_mib": cap}))
+    return plans
+
+
+def job_steps(folder: Path) -> Steps:
+    """How long was each measured step of the job, by its slowest rank? From the workload's own records.
+
+    CUDA events where there are any, else the host's clock; never a mix.
+
+    Raises:
+        AnalysisError: there are no records, or ranks with different steps.
+    """
+    by_rank: dict[int, dict[str, dict[int, int]]] = {}
+    for path in sorted(folder.glob("records_rank*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if (row["record"], row.get("name"), row["stage"]) == ("time", "step", "measured"):
+                clocks = by_rank.setdefault(row["rank"], {})
+                clocks.setdefault(row["clock"], {})[row["iteration"]] = row["time_ns"]
+    clock = "cuda_event" if all("cuda_event" in clocks for clocks in by_rank.values()) else "host"
+    steps = [clocks.get(clock, {}) for clocks in by_rank.values()]
+    if not steps or not steps[0] or any(rank.keys() != steps[0].keys() for rank in steps):
+        raise AnalysisError(f"{folder.name} holds no records of the same measured steps of all ranks")
+    return np.array([max(rank[at] for rank in steps) for at in sorted(steps[0])], dtype=np.int64)
+
+
+GPU_COLUMNS = (
+    "kernels",
+    "collectives",
+    "hidden_transfer_ns",
+    "exposed_transfer_ns",
+    "hidden_wait_ns",
+    "exposed_wait_ns",
+    "tail_communication_ns",
+)
+"""Columns of the overlap table that a sweep shows, each the median over the captured steps of all rounds."""
+
+
+@dataclass(frozen=True)
+class CapRank:
+    """What the traces of one cap say about one rank: ``GPU_COLUMNS``, None where they cannot say."""
+
+    cap_mib: float
+    rank: int
+    figures: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The outcome of a sweep.
+
+    Attributes:
+        verdicts: one a cap.
+        ranks: one a cap and rank; empty on CPU ranks.
+        correct: per cap, whether all checks of all runs held (equal replicas among them).
+        rounds: how many runs each cap had.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    ranks: tuple[CapRank, ...]
+    correct: Mapping[float, bool]
+    rounds: int
+
+    @property
+    def conclusion(self) -> str:
+        """The best cap and those that cannot be told apart from it, in words."""
+        best = next(verdict for verdict in self.verdicts if verdict.is_best)
+        if best.is_tied is None:
+            return (
+                f"smallest median at {best.cap_mib:g} MiB; {self.rounds} run(s) a cap cannot tell caps apart, "
+                f"use --repeat {MIN_ROUNDS} or more"
+            )
+        tied = [f"{v.cap_mib:g}" for v in self.verdicts if v.is_tied and not v.is_best]
+        others = f"cannot be told apart from it: {', '.join(tied)} MiB" if tied else "all others are slower"
+        return f"best bucket cap {best.cap_mib:g} MiB; {others} ({LEVEL:.0%} for all comparisons together)"
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "format": "nsysddp sweep 1",
+            "rounds": self.rounds,
+            "conclusion": self.conclusion,
+            "caps": [
+                {**vars(verdict), "correct": self.correct[verdict.cap_mib]} for verdict in self.verdicts
+            ],
+            "ranks": [{"cap_mib": row.cap_mib, "rank": row.rank, **row.figures} for row in self.ranks],
+        }
+
+    def text(self) -> str:
+        """The same as two tables and a sentence."""
+        lines = [
+            f"{'cap MiB':>8} {'step median ms':>15} {'P95 ms':>9} {'- best ms':>10} {f'{LEVEL:.0%} interval ms':>20}  correct"
+        ]
+        for verdict in self.verdicts:
+            interval = (
+                f"{verdict.low_ns / 1e6:+.3f} .. {verdict.high_ns / 1e6:+.3f}"
+                if verdict.low_ns is not None and verdict.high_ns is not None
+                else "-"
+            )
+            mark = "  best" if verdict.is_best else "  tied" if verdict.is_tied else ""
+            lines.append(
+                f"{verdict.cap_mib:>8g} {verdict.median_ns / 1e6:>15.3f} {verdict.p95_ns / 1e6:>9.3f} "
+                f"{verdict.difference_ns / 1e6:>+10.3f} {interval:>20}  "
+                f"{'yes' if self.correct[verdict.cap_mib] else 'NO'}{mark}"
+            )
+        if self.ranks:
+            heads = [name.removesuffix("_ns").replace("_", " ") for name in GPU_COLUMNS]
+            lines += [
+                "",
+                "medians over captured steps, times in ms",
+                f"{'cap MiB':>8} {'rank':>4}  " + "  ".join(heads),
+            ]
+            for row in self.ranks:
+                cells = [
+                    _cell(name, row.figures[name]).rjust(len(head))
+                    for name, head in zip(GPU_COLUMNS, heads, strict=True)
+                ]
+                lines.append(f"{row.cap_mib:>8g} {row.rank:>4}  " + "  ".join(cells))
+        else:
+            lines += ["", "no GPU events: kernels, hidden and exposed communication are unknown"]
+        return "\n".join([*lines, "", self.conclusion])
+
+
+def _cell(name: str, value: int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e6:.3f}" if name.endswith("_ns") else str(value)
+
+
+def summarise(captured: Sequence[tuple[float, Captured]]) -> Sweep:
+    """What do these captures say? ``captured``: the cap of each, in the order of running."""
+    by_cap: dict[float, list[Captured]] = {}
+    for cap, one in captured:
+        by_cap.setdefault(cap, []).append(one)
+    measured = [
+        CapSteps(
+            cap, tuple(job_steps(one.plan.folder) for one in sorted(runs, key=lambda run: run.plan.repeat))
+        )
+        for cap, runs in sorted(by_cap.items())
+    ]
+    return Sweep(
+        verdicts=tuple(compare_caps(measured)),
+        ranks=tuple(row for cap, runs in sorted(by_cap.items()) for row in _gpu_figures(cap, runs)),
+        correct={
+            cap: all(one.summary is not None and one.summary["ok"] for one in runs)
+            for cap, runs in by_cap.items()
+        },
+        rounds=min(len(runs) for runs in by_cap.values()),
+    )
+
+
+def _gpu_figures(cap: float, runs: Sequence[Captured]) -> list[CapRank]:
+    results = [one.result for one in runs if one.result is not None]
+    if len(results) != len(runs):
+        return []
+    import polars as pl
+
+    overlap = pl.concat([result["overlap"] for result in results]).filter(
+        ~pl.col("is_warmup").fill_null(False)
+    )
+    rows = []
+    for rank in overlap["rank"].unique().sort().to_list():
+        frame = overlap.filter(pl.col("rank") == rank)
+        figures: dict[str, int | None] = {}
+        for name in GPU_COLUMNS:
+            column = frame[name]
+            median = column.median() if column.null_count() == 0 else None
+            figures[name] = round(float(str(median))) if median is not None else None
+        rows.append(CapRank(cap, rank, figures))
+    return rows
