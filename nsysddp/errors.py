@@ -6,6 +6,9 @@ The command line turns these into one line on stderr and an exit code; no other 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from nsysddp.names import visible
 
 
 class NsysddpError(Exception):
@@ -21,7 +24,7 @@ class NsysddpError(Exception):
         self, what: str, *, file: str | os.PathLike[str] | None = None, do: str | None = None
     ) -> None:
         self.what = what
-        self.file = os.path.basename(os.fspath(file)) if file is not None else None
+        self.file = Path(file).name if file is not None else None
         self.do = do
         super().__init__(what)
 
@@ -29,7 +32,7 @@ class NsysddpError(Exception):
         text = f"{self.file}: {self.what}" if self.file else self.what
         if self.do:
             text = f"{text}; {self.do}"
-        return " ".join(text.split())
+        return visible(" ".join(text.split()))
 
 
 class UsageError(NsysddpError):

@@ -221,33 +221,35 @@ def _no_communication(result: Result) -> Iterator[Finding]:
 
 
 def _same_stream(result: Result) -> Iterator[Finding]:
-    """Streams that hold both communication and compute; graph nodes say nothing about streams."""
+    """Communication on the stream that does most of the computing; graph nodes say nothing about streams."""
     trace = result.trace
     events = trace.events.filter(~pl.col("in_graph") & (pl.col("end_ns") > pl.col("start_ns")))
     duration = pl.col("end_ns") - pl.col("start_ns")
-    per = (
-        events.group_by("rank", "context", "stream")
-        .agg(
-            duration.filter(pl.col("class") == "communication").sum().alias("communication"),
-            duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute"),
-        )
-        .filter((pl.col("communication") > 0))
-        .sort("rank", "stream")
+    per = events.group_by("rank", "context", "stream").agg(
+        duration.filter(pl.col("class") == "communication").sum().alias("communication"),
+        duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute"),
     )
-    whole = per.group_by("rank").agg(pl.col("communication").sum().alias("total"))
+    whole = per.group_by("rank").agg(
+        pl.col("communication").sum().alias("all"), pl.col("compute").sum().alias("most")
+    )
+    traced_whole = trace.events.filter(pl.col("class") == "graph")["rank"].unique().implode()
     mixed = (
-        per.filter(pl.col("compute") > pl.col("communication") * 0.05)
-        .join(whole, on="rank")
+        per.join(whole, on="rank")
+        .filter(
+            (pl.col("compute") >= _MOSTLY * pl.col("most"))
+            & (pl.col("compute") > 0)
+            & (pl.col("communication") >= 0.1 * pl.col("all"))  # a barrier there is no diagnosis
+            & (pl.col("communication") > 0)
+            & ~pl.col("rank").is_in(traced_whole)
+        )
         .sort("rank", "stream")
     )
     for row in mixed.iter_rows(named=True):
-        share = row["communication"] / row["total"]
-        if share < 0.1:
-            continue  # a barrier on the compute stream is no diagnosis
+        share = row["communication"] / row["all"]
         yield Finding(
             "communication_on_compute_stream",
             f"Rank {row['rank']} runs {ms(row['communication']):.2f} ms of communication ({100 * share:.0f} % of its "
-            f"communication) on stream {row['stream']}, which also computes: that part cannot overlap with it.",
+            f"communication) on its compute stream {row['stream']}: there it cannot overlap with computation.",
             rank=row["rank"],
             value=row["communication"],
             unit="ns",

@@ -326,10 +326,12 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
         if not mine.height:
             continue
         first, last = trace.rows_of(rank)
-        events = trace.events_of(rank).with_columns(
-            pl.Series("row", attribution.phase_range[first:last]).cast(pl.UInt32)
+        of_phase = attribution.phase_range[first:last]
+        inside = (
+            trace.events_of(rank)
+            .filter(pl.Series(of_phase >= 0))
+            .with_columns(pl.Series("row", of_phase[of_phase >= 0].astype(np.uint32)))
         )
-        inside = events.filter((pl.Series(attribution.phase_range[first:last]) >= 0))
         spans = inside.group_by("row").agg(
             pl.col("start_ns").min().alias("gpu_start_ns"),
             pl.col("end_ns").max().alias("gpu_end_ns"),

@@ -12,6 +12,7 @@ import numpy as np
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
 from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, Report
+from nsysddp.names import visible
 from nsysddp.schema import P2P_COPY
 
 if TYPE_CHECKING:
@@ -185,4 +186,4 @@ def _compact(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 def strings(report: Report, ids: NDArray[Any]) -> dict[int, str]:
     """Texts of the given StringIds; an id that is not there is absent."""
     wanted = json.dumps([int(number) for number in ids])
-    return {int(row["id"]): str(row["value"]) for row in sql.rows(report, "strings", ids=wanted)}
+    return {int(row["id"]): visible(str(row["value"])) for row in sql.rows(report, "strings", ids=wanted)}

@@ -15,6 +15,7 @@ from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plaus
 from nsysddp.ingest.gpu import strings
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
+from nsysddp.names import visible
 from nsysddp.markers import parse_bucket_mark, parse_rank_mark
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class _Interest:
     def decide(self, texts: pl.Series) -> NDArray[Any]:
         """Roles of inline texts (bytes)."""
         distinct = texts.unique()
-        roles = {raw: self.role(bytes(raw).decode("utf-8", "replace")) for raw in distinct.to_list()}
+        roles = {raw: self.role(visible(bytes(raw).decode("utf-8", "replace"))) for raw in distinct.to_list()}
         mine = {raw: role for raw, role in roles.items() if role}
         if not mine:
             return np.zeros(texts.len(), dtype=np.int32)
@@ -286,7 +287,7 @@ class _Interest:
         """StringIds.id to role, for the registered texts that matter."""
         found: dict[int, int] = {}
         for row in sql.rows(report, "nvtx_texts"):
-            role = self.role(str(row["value"]))
+            role = self.role(visible(str(row["value"])))
             if role:
                 found[int(row["id"])] = role
         return found

@@ -33,6 +33,7 @@ from nsysddp.ingest.report import (
     open_report,
 )
 from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
+from nsysddp.names import visible
 from nsysddp.result import Warning
 from nsysddp.trace import Input, Trace
 from nsysddp.units import NS_PER_US
@@ -857,7 +858,7 @@ class _Run:
             capabilities=_capabilities(report),
             start_epoch_ns=part.anchor,
             diagnostics=tuple(
-                _PATH.sub("<path>", str(row["text"])) for row in sql.rows(report, "diagnostics")
+                visible(_PATH.sub("<path>", str(row["text"]))) for row in sql.rows(report, "diagnostics")
             ),
         )
 

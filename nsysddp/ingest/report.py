@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsysddp.names import visible
 from nsysddp.errors import MissingTable, NotAReport, ReportError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Report(AbstractContextManager["Report"]):
     @property
     def name(self) -> str:
         """Base name of the file; folders can be private and are never shown."""
-        return self.path.name
+        return visible(self.path.name)
 
     @property
     def uri(self) -> str:

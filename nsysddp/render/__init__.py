@@ -1,0 +1,1 @@
+"""Show results: text, tables, documents, pictures, pages. Nothing here computes a metric."""

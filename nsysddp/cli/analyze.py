@@ -1,0 +1,68 @@
+"""``nsysddp analyze``: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsysddp.cli.options import Request, selection_options
+from nsysddp.errors import UsageError
+
+
+@click.command("analyze")
+@selection_options
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
+@click.option(
+    "--table", metavar="NAME", help="Table of csv and markdown (default overlap); `--format json` has all."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write every table and the document."
+)
+@click.option("--force", is_flag=True, help="Replace an existing --out folder.")
+@click.option("--save", is_flag=True, help="Keep the result in the results database (see `nsysddp runs`).")
+@click.option("--db", metavar="URL", help="Results database for --save.")
+def command(
+    request: Request, form: str, table: str | None, out: Path | None, force: bool, save: bool, db: str | None
+) -> None:
+    """How much communication is hidden, what is exposed, per rank and step?
+
+    REPORT is an nsys SQLite export (also .gz or .zst) or an .nsys-rep; several are ranks or nodes of one run.
+    """
+    from nsysddp.analyses import analyze
+    from nsysddp.render import document, tables
+    from nsysddp.schema import TABLES
+
+    if table is not None and table not in TABLES:
+        raise UsageError(f"there is no table {table!r}", do=f"choose one of {', '.join(TABLES)}")
+    if out is not None:
+        document.check_target(out, force=force)
+    result = analyze(request.load(), request.selection())
+    if out is not None:
+        document.write_folder(result, out, force=force)
+    if save:
+        from nsysddp.store import save as keep
+
+        number = keep(document.as_dict(result), url=db)
+        click.echo(f"saved as run {number}", err=True)
+    if form == "json":
+        document.write(result, click.get_text_stream("stdout"))
+    elif form == "csv":
+        click.echo(tables.csv(result[table or "overlap"]), nl=False)
+    elif form == "markdown":
+        click.echo(tables.markdown(result[table or "overlap"]))
+    elif table is not None:
+        from nsysddp.render.text import print_table
+
+        print_table(result, table)
+    else:
+        from nsysddp.render.text import print_result
+
+        print_result(result)

@@ -1,0 +1,210 @@
+"""Options that several commands share, and how they become a Trace and a Selection."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nsysddp.errors import UsageError
+from nsysddp.markers import DEFAULT_STEP_PATTERN
+from nsysddp.units import ns_from_ms, ns_from_us
+
+if TYPE_CHECKING:
+    from nsysddp.analyses.steps import Selection
+    from nsysddp.trace import Trace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the shared options say: which reports, read how, and which part of them."""
+
+    reports: tuple[Path, ...]
+    per: str
+    from_ms: float | None
+    to_ms: float | None
+    steps: str | None
+    skip_warmup: int
+    step_pattern: str
+    phase_patterns: Mapping[str, str]
+    rules: Path | None
+    clock_tolerance_us: float
+
+    def load(self, **what: bool) -> Trace:
+        """Read the reports, with progress on a terminal; ``what`` as for ``ingest.load.load``."""
+        from nsysddp.ingest.load import load
+
+        with _progress() as progress:
+            return load(
+                self.reports,
+                rules=self.rules,
+                step_pattern=self.step_pattern,
+                phase_patterns=self.phase_patterns,
+                clock_tolerance_ns=ns_from_us(self.clock_tolerance_us),
+                progress=progress,
+                **{"launches": self.per == "step", **what},
+            )
+
+    def selection(self) -> Selection:
+        """The part of the run that is asked for."""
+        from nsysddp.analyses.steps import Selection
+
+        first, last = _step_range(self.steps)
+        return Selection(
+            per=self.per,
+            from_ns=None if self.from_ms is None else ns_from_ms(self.from_ms),
+            to_ns=None if self.to_ms is None else ns_from_ms(self.to_ms),
+            first_step=first,
+            last_step=last,
+            skip_warmup=self.skip_warmup,
+        )
+
+
+_OPTIONS = (
+    click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="REPORT..."),
+    click.option(
+        "--per",
+        type=click.Choice(["step", "capture"]),
+        default="step",
+        show_default=True,
+        help="Window of a row.",
+    ),
+    click.option(
+        "--from",
+        "from_ms",
+        type=float,
+        metavar="MS",
+        help="Leave out what is before (ms since session start).",
+    ),
+    click.option("--to", "to_ms", type=float, metavar="MS", help="Leave out what is after."),
+    click.option("--steps", metavar="A:B", help="Half-open range of step_index, e.g. 2:5 or 3:."),
+    click.option(
+        "--skip-warmup",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Leave out the first N steps.",
+    ),
+    click.option(
+        "--step-pattern",
+        default=DEFAULT_STEP_PATTERN,
+        metavar="REGEX",
+        help="Names of step ranges (full match).",
+    ),
+    click.option(
+        "--phase-pattern",
+        "phase_pattern",
+        multiple=True,
+        metavar="NAME=REGEX",
+        help="A phase by the names of its ranges; repeatable.",
+    ),
+    click.option(
+        "--rules",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Kernel rules (TOML) before the shipped.",
+    ),
+    click.option(
+        "--clock-tolerance",
+        "clock_tolerance_us",
+        type=click.FloatRange(min=0),
+        default=100.0,
+        show_default=True,
+        metavar="US",
+        help="Clock residual up to which wait and transfer are told.",
+    ),
+)
+
+
+def selection_options(command: F) -> F:
+    """Add REPORT... and the options that choose windows; the command gets one ``request``."""
+    from functools import wraps
+
+    @wraps(command)
+    def wrapped(
+        *args: Any,
+        reports: tuple[Path, ...],
+        per: str,
+        from_ms: float | None,
+        to_ms: float | None,
+        steps: str | None,
+        skip_warmup: int,
+        step_pattern: str,
+        phase_pattern: tuple[str, ...],
+        rules: Path | None,
+        clock_tolerance_us: float,
+        **kwargs: Any,
+    ) -> Any:
+        request = Request(
+            reports=reports,
+            per=per,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            steps=steps,
+            skip_warmup=skip_warmup,
+            step_pattern=step_pattern,
+            phase_patterns=_phases(phase_pattern),
+            rules=rules,
+            clock_tolerance_us=clock_tolerance_us,
+        )
+        return command(*args, request=request, **kwargs)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)  # type: ignore[assignment]
+    return wrapped  # type: ignore[return-value]
+
+
+def _phases(given: tuple[str, ...]) -> dict[str, str]:
+    made = {}
+    for text in given:
+        name, equals, pattern = text.partition("=")
+        if not equals or not name or not pattern:
+            raise UsageError(f"--phase-pattern {text!r} is not NAME=REGEX")
+        made[name] = pattern
+    return made
+
+
+def _step_range(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    found = re.fullmatch(r"(\d*):(\d*)", text)
+    if not found:
+        raise UsageError(f"--steps {text!r} is not A:B", do="write 2:5, 3: or :4")
+    first, last = (int(part) if part else None for part in found.groups())
+    if first is not None and last is not None and last <= first:
+        raise UsageError(f"--steps {text} is empty", do="the range is half-open: 2:3 is step 2")
+    return first, last
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """A progress display on stderr where that is a terminal; None elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("{task.completed:,.0f} rows"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        tasks: dict[str, Any] = {}
+
+        def told(what: str, rows: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = display.add_task(what, total=total)
+            display.advance(tasks[what], rows)
+
+        yield told

@@ -1,0 +1,201 @@
+"""The terminal screen of an analysis: the verdict first, then each rank's figures, then what was assumed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from nsysddp.units import ms
+
+if TYPE_CHECKING:
+    from nsysddp.result import Result
+
+WIDE = 110
+"""From this width on, columns that a first look does not need are shown too."""
+
+
+def console() -> Console:
+    """Stdout; colour only on a terminal, no markup or emoji from data."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def print_result(result: Result, out: Console | None = None) -> None:
+    """Print what a reader needs first."""
+    screen = out or console()
+    screen.print(_title(result))
+    if result.findings:
+        screen.print(Padding(Text(result.findings[0].message, style="bold"), (0, 0, 1, 2)))
+    screen.print(_rank_table(result, wide=screen.width >= WIDE))
+    screen.print(Padding(_spread(result), (0, 0, 1, 2)))
+    rest = result.findings[1:]
+    if rest:
+        screen.print(Text("Findings", style="bold"))
+        for finding in rest[:_MOST_FINDINGS]:
+            screen.print(_bullet(finding.message))
+        if len(rest) > _MOST_FINDINGS:
+            screen.print(_bullet(f"and {len(rest) - _MOST_FINDINGS} more (--format json has all)"))
+        screen.print()
+    notes = [f"{warning.message} ({warning.count:,})" for warning in result.warnings] + list(
+        result.assumptions
+    )
+    if notes:
+        screen.print(Text("Read with care", style="bold"))
+        for note in notes:
+            screen.print(_bullet(note, style="dim"))
+
+
+_MOST_FINDINGS = 12
+
+
+def _bullet(text: str, style: str = "") -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=3, justify="right")
+    grid.add_column(overflow="fold")
+    grid.add_row(Text("•", style=style), Text(text, style=style))
+    return grid
+
+
+def _title(result: Result) -> Text:
+    inputs = result.trace.inputs
+    what = inputs[0].name if len(inputs) == 1 else f"{len(inputs)} reports"
+    frame = result["overlap"]
+    ranks = frame["rank"].n_unique()
+    steps = frame["step_index"].drop_nulls().n_unique()
+    span = _count(steps, "step") if steps else "whole capture"
+    title = Text(what, style="bold")
+    title.append(f"   {_count(ranks, 'rank')}, {span}", style="dim")
+    return title
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def steady(frame: pl.DataFrame) -> pl.DataFrame:
+    """Overlap rows without warm-up; all where nothing else is left."""
+    kept = frame.filter(~pl.col("is_warmup"))
+    return kept if kept.height else frame
+
+
+_COLUMNS: tuple[tuple[str, str, str, bool], ...] = (
+    ("window_ns", "step", "", False),
+    ("compute_ns", "compute", "", False),
+    ("hidden_transfer_ns", "hidden\ntransfer", "green", False),
+    ("hidden_wait_ns", "hidden\nwait", "", False),
+    ("exposed_transfer_ns", "exposed\ntransfer", "red", False),
+    ("exposed_wait_ns", "exposed\nwait", "yellow", False),
+    ("unsplit_ns", "comm.\nunsplit", "", False),
+    ("tail_communication_ns", "tail", "", False),
+    ("exposed_memory_ns", "copies\nalone", "", True),
+    ("graph_ns", "graphs", "", False),
+    ("idle_ns", "idle", "", False),
+)
+
+
+def _rank_table(result: Result, *, wide: bool) -> Table:
+    frame = steady(result["overlap"]).with_columns(
+        (pl.col("hidden_unsplit_ns") + pl.col("exposed_unsplit_ns")).alias("unsplit_ns")
+    )
+    windows = int(frame.group_by("rank").len()["len"].max() or 1)  # type: ignore[arg-type]
+    whole = frame["step_index"].null_count() == frame.height
+    caption = (
+        "ms of the whole capture"
+        if whole
+        else f"ms, median of {_count(windows, 'steady step')}"
+        if windows > 1
+        else "ms"
+    )
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if wide else 0), title=f"Each rank ({caption})",
+        title_style="dim", title_justify="left", show_edge=False,
+    )  # fmt: skip
+    table.add_column("rank", justify="right", style="bold")
+    shown = [column for column in _COLUMNS if _worth_showing(frame, column[0]) and (wide or not column[3])]
+    for _, title, style, _ in shown:
+        table.add_column("window" if whole and title == "step" else title, justify="right", style=style)
+    table.add_column("overlap\nof comm.", justify="right")
+    if wide:
+        table.add_column("kernels", justify="right")
+        table.add_column("collec-\ntives", justify="right")
+    for (rank,), part in frame.group_by("rank", maintain_order=True):
+        cells = [str(rank)] + [_ms(_median(part, name), 3 if wide else 2) for name, _, _, _ in shown]
+        cells.append(_ratio(part))
+        if wide:
+            cells += [_number(_median(part, "kernels")), _number(_median(part, "collectives"))]
+        table.add_row(*cells)
+    return table
+
+
+def _worth_showing(frame: pl.DataFrame, name: str) -> bool:
+    """Columns that are nothing but zero or unknown for optional kinds of time are left out."""
+    if name in ("unsplit_ns", "graph_ns", "exposed_memory_ns", "tail_communication_ns"):
+        return bool((frame[name].fill_null(0) > 0).any())
+    return True
+
+
+def _median(part: pl.DataFrame, name: str) -> float | None:
+    """Median over the rank's windows; unknown if it is unknown in any of them."""
+    if part[name].null_count():
+        return None
+    value = part[name].median()
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _ratio(part: pl.DataFrame) -> str:
+    hidden, total = part["hidden_communication_ns"], part["communication_ns"]
+    if hidden.null_count() or not total.sum():
+        return "n/a"
+    return f"{100 * hidden.sum() / total.sum():.1f}%"
+
+
+def _ms(value: float | None, digits: int) -> str:
+    if value is None:
+        return "?"
+    if 0 < ms(value) < 0.5 * 10**-digits:
+        return f"<{10**-digits:.{digits}f}"
+    return f"{ms(value):,.{digits}f}"
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}"
+
+
+def _spread(result: Result) -> Text:
+    """Slowest, fastest and spread: one rank never stands for all."""
+    frame = steady(result["overlap"])
+    per = frame.group_by("rank").agg(pl.col("window_ns").median()).sort("window_ns", "rank")
+    if per.height < 2:
+        return Text(
+            "overlap is hidden / all communication of the rank; ? is unknown, n/a not applicable", style="dim"
+        )
+    rows: list[dict[str, Any]] = per.to_dicts()
+    fast, slow = rows[0], rows[-1]
+    return Text(
+        f"slowest rank {slow['rank']} {ms(slow['window_ns']):,.3f} ms, fastest rank {fast['rank']} "
+        f"{ms(fast['window_ns']):,.3f} ms, spread {ms(slow['window_ns'] - fast['window_ns']):,.3f} ms; "
+        "overlap is hidden / all communication of the rank",
+        style="dim",
+    )
+
+
+def print_table(result: Result, name: str, out: Console | None = None) -> None:
+    """Print one table in full, one line a row."""
+    screen = out or console()
+    frame = result[name]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column, dtype in frame.schema.items():
+        table.add_column(column, justify="right" if dtype.is_numeric() else "left", overflow="fold")
+    for row in frame.iter_rows():
+        table.add_row(
+            *(
+                Text("" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value))
+                for value in row
+            )
+        )
+    screen.print(table)
