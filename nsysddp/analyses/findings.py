@@ -93,14 +93,15 @@ def _overlap(result: Result) -> Iterator[Finding]:
     if not known:
         return
     rows = tuple(_row(row["rank"]) for row in known)
-    who = "every rank" if len(known) > 1 else "the rank"
+    who = "every rank" if len(known) > 1 else "the only rank"
+    whom = "any rank" if len(known) > 1 else "the only rank"
     if all(row["hidden_communication_ns"] == 0 for row in known):
         exposed = max(row["exposed_communication_ns"] for row in known)
         single = _single_bucket(result)
         because = " (one collective a step: it cannot start before the last gradient)" if single else ""
         yield Finding(
             "no_overlap",
-            f"No overlap on {who}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank{because}.",
+            f"No overlap on {whom}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank{because}.",
             value=0,
             unit="ns",
             rows=rows,
@@ -238,7 +239,7 @@ def _same_stream(result: Result) -> Iterator[Finding]:
         .filter(
             (pl.col("compute") >= _MOSTLY * pl.col("most"))
             & (pl.col("compute") > 0)
-            & (pl.col("communication") >= 0.1 * pl.col("all"))  # a barrier there is no diagnosis
+            & (pl.col("communication") >= 0.25 * pl.col("all"))  # a barrier there is no diagnosis
             & (pl.col("communication") > 0)
             & ~pl.col("rank").is_in(traced_whole)
         )
@@ -277,7 +278,7 @@ def _graphs(result: Result) -> Iterator[Finding]:
 
 
 def _incomplete(result: Result) -> Iterator[Finding]:
-    """nsys prints 'might not have been collected' for sound captures too, so it is a caution, ranked low."""
+    """Nsys prints 'might not have been collected' for sound captures too, so it is a caution, ranked low."""
     for one in result.trace.inputs:
         said = [text for text in one.diagnostics if text.lower().startswith(_CERTAIN_GAP)]
         if said:

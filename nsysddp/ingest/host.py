@@ -15,8 +15,8 @@ from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plaus
 from nsysddp.ingest.gpu import strings
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
-from nsysddp.names import visible
 from nsysddp.markers import parse_bucket_mark, parse_rank_mark
+from nsysddp.names import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,7 +138,7 @@ class LaunchTable:
 
 
 def process_of(thread: NDArray[Any]) -> NDArray[Any]:
-    """globalPid of a globalTid."""
+    """GlobalPid of a globalTid."""
     return thread & ~np.int64(THREAD_MASK)
 
 

@@ -33,7 +33,6 @@ from nsysddp.ingest.report import (
     open_report,
 )
 from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
-from nsysddp.names import visible
 from nsysddp.result import Warning
 from nsysddp.trace import Input, Trace
 from nsysddp.units import NS_PER_US
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TOLERANCE_NS = 100 * NS_PER_US
 _CLASS_CODES = {name: code for code, name in enumerate(schema.CLASSES)}
-_PATH = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?([/\\][\w.@+-]+){2,}")
 
 
 @dataclass
@@ -855,21 +853,19 @@ class _Run:
             schema=version,
             graph_mode=captured.get("MODE"),
             tables=frozenset(report.tables),
-            capabilities=_capabilities(report),
+            capabilities=capabilities(report),
             start_epoch_ns=part.anchor,
-            diagnostics=tuple(
-                visible(_PATH.sub("<path>", str(row["text"]))) for row in sql.rows(report, "diagnostics")
-            ),
+            diagnostics=tuple(sql.diagnostics(report)),
         )
 
 
-def _capabilities(report: Report) -> frozenset[str]:
+def capabilities(report: Report) -> frozenset[str]:
     """What the export can answer, by the tables and columns found."""
     has = report.has
     tests = {
         "launches": RUNTIME in report.tables and has(KERNEL, "correlationId"),
         "nvtx": NVTX in report.tables,
-        "payloads": has(NVTX, "binaryData") and "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables,
+        "payloads": "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables and bool(sql.rows(report, "has_payloads")),
         "event_edges": has(SYNCS, "eventSyncId"),
         "physical_gpus": "TARGET_INFO_CUDA_DEVICE" in report.tables and "TARGET_INFO_GPU" in report.tables,
         "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),

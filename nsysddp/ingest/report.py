@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.names import visible
 from nsysddp.errors import MissingTable, NotAReport, ReportError
+from nsysddp.names import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

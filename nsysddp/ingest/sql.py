@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import MissingTable, QueryError, ReportError
 from nsysddp.ingest.report import Report, quoted, require_columns
+from nsysddp.names import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
 THREADS = 2
+_PATH = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?([/\\][\w.@+-]+){2,}")
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+)(?:\s+(?P<of>\w+))?:\s*(?P<value>.*)")
 
 
@@ -189,6 +191,16 @@ def _unreadable(report: Report, query: Query, error: BaseException) -> ReportErr
     )
 
 
+def count(report: Report, table: str) -> int:
+    """Number of rows of a table."""
+    return int(report.scalar(f"SELECT count(*) FROM {quoted(report.aliases.get(table, table))}"))
+
+
+def diagnostics(report: Report) -> list[str]:
+    """Warnings and errors that nsys itself left in the export, without paths."""
+    return [visible(_PATH.sub("<path>", str(row["text"]))) for row in rows(report, "diagnostics")]
+
+
 def row_span(report: Report, table: str) -> tuple[int, int] | None:
     """First and last rowid of a table; None if it has no rows."""
     if table not in report.tables:
@@ -293,6 +305,25 @@ def _batches(report: Report, sql: str, first: int, last: int) -> Iterator[pa.Rec
         statement.close()
         connection.close()
         database.close()
+
+
+def run_bounded(report: Report, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names and rows of a query over all rows of its table; for people, not for bulk.
+
+    Raises:
+        QueryError: it takes parameters that only a caller knows.
+    """
+    query = get(name)
+    values: dict[str, int] = {}
+    if set(query.parameters) == {"first_row", "last_row"}:
+        low, high = row_span(report, query.tables[0]) or (0, -1)
+        values = {"first_row": low, "last_row": high}
+    elif query.parameters:
+        raise QueryError(
+            f"query {name} needs {', '.join(query.parameters)}", do="it is run by other commands"
+        )
+    found = rows(report, name, **values)
+    return list(query.columns), [tuple(row[column] for column in query.columns) for row in found]
 
 
 def run_user_sql(report: Report, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:

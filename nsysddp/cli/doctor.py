@@ -1,0 +1,22 @@
+"""``nsysddp doctor``: what is installed, what a report holds, what is missing for which answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("doctor")
+@click.argument("report", required=False, type=click.Path(path_type=Path))
+def command(report: Path | None) -> None:
+    """Show versions; with a REPORT also what it can answer, and which capture flags would bring the rest."""
+    from nsysddp.render.doctor import print_report, print_versions
+    from nsysddp.render.text import console
+
+    screen = console()
+    print_versions(screen)
+    if report is not None:
+        from nsysddp.ingest.inspect import inspect
+
+        print_report(screen, inspect(report))

@@ -1,0 +1,149 @@
+"""``nsysddp query``: the SQL behind the numbers, and anybody's own SQL, on a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsysddp.errors import QueryError, UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@click.command("query")
+@click.argument("name", required=False, metavar="[NAME|FILE.sql]")
+@click.argument("report", required=False, type=click.Path(path_type=Path))
+@click.option("--show", is_flag=True, help="Print the SQL file instead of running it.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "csv", "json", "parquet"]),
+    default="text",
+    show_default=True,
+    help="parquet needs --out.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of to stdout."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def command(
+    name: str | None,
+    report: Path | None,
+    show: bool,
+    form: str,
+    limit: int | None,
+    out: Path | None,
+    force: bool,
+) -> None:
+    """List the queries, show one, or run one (or your own FILE.sql) on a REPORT, read-only.
+
+    Columns hold what the export holds: process ids are packed (globalPid), texts can hold names and paths.
+    """
+    from nsysddp.ingest import sql
+
+    if name is None:
+        _list()
+        return
+    if show or report is None:
+        if name.endswith(".sql"):
+            raise UsageError("name the report on which to run the file", do="nsysddp query FILE.sql REPORT")
+        click.echo((sql.folder() / f"{sql.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
+        return
+    if form == "parquet" and out is None:
+        raise UsageError("parquet is no text", do="give --out FILE")
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"{out.name} exists", do="give --force to replace it")
+    _write(_run(name, report, limit), form, out)
+
+
+def _list() -> None:
+    from rich.table import Table
+
+    from nsysddp.ingest import sql
+    from nsysddp.render.text import console
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name in sql.names():
+        table.add_row(name, sql.get(name).question)
+    console().print(table)
+
+
+def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
+    import polars as pl
+
+    from nsysddp.ingest import sql
+    from nsysddp.ingest.report import open_report
+    from nsysddp.names import visible
+
+    with open_report(path) as report:
+        if name.endswith(".sql"):
+            file = Path(name)
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise QueryError(f"cannot be read: {error}", file=file) from error
+            columns, rows = sql.run_user_sql(report, text)
+        else:
+            columns, rows = sql.run_bounded(report, name)
+    kept = rows[:limit] if limit else rows
+    unique = [
+        column if columns.index(column) == number else f"{column}_{number}"
+        for number, column in enumerate(columns)
+    ]
+    series = [
+        pl.Series(visible(unique[number]), [_shown(row[number]) for row in kept], strict=False)
+        for number in range(len(unique))
+    ]
+    return pl.DataFrame(series)
+
+
+def _shown(value: Any) -> Any:
+    from nsysddp.names import visible
+
+    if isinstance(value, bytes):
+        return value.hex()
+    return visible(value) if isinstance(value, str) else value
+
+
+def _write(frame: pl.DataFrame, form: str, out: Path | None) -> None:
+    if form == "parquet" and out is not None:
+        beside = out.with_name(f".{out.name}.partial")
+        frame.write_parquet(beside)
+        beside.rename(out)
+        return
+    text = (
+        frame.write_csv() if form == "csv" else frame.write_json() + "\n" if form == "json" else _text(frame)
+    )
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    beside = out.with_name(f".{out.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.rename(out)
+
+
+def _text(frame: pl.DataFrame) -> str:
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for column, dtype in frame.schema.items():
+        table.add_column(Text(column), justify="right" if dtype.is_numeric() else "left", no_wrap=True)
+    for row in frame.iter_rows():
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    screen = Console(highlight=False, markup=False, emoji=False)
+    # Numbers are never folded: where the screen is too narrow, lines are as long as they are.
+    screen.width = max(
+        screen.width, Measurement.get(screen, screen.options.update(width=100_000), table).maximum
+    )
+    with screen.capture() as captured:
+        screen.print(table)
+    return captured.get()

@@ -1,0 +1,101 @@
+"""What does a report hold, and which questions can it answer?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsysddp.ingest import sql
+from nsysddp.ingest.load import capabilities
+from nsysddp.ingest.report import KERNEL, open_report
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One question, whether this report answers it, and what would bring the answer if not."""
+
+    question: str
+    answered: bool
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in a report.
+
+    Attributes:
+        name: base name.
+        nsys_version, schema: as the export says; None if it does not.
+        rows: table to number of rows, for tables that matter here.
+        abilities: the questions.
+        diagnostics: warnings that nsys itself left, without paths.
+    """
+
+    name: str
+    nsys_version: str | None
+    schema: str | None
+    rows: dict[str, int]
+    abilities: tuple[Ability, ...]
+    diagnostics: tuple[str, ...]
+
+
+_QUESTIONS: tuple[tuple[str, str, str], ...] = (
+    ("kernels", "overlap per capture, kernel classes", "nsys profile --trace=cuda,nvtx"),
+    ("launches", "steps and phases of GPU work (launch calls)", "nsys profile --trace=cuda,nvtx"),
+    (
+        "nvtx",
+        "steps and phases by name (NVTX ranges)",
+        "nsys profile --trace=cuda,nvtx, and mark steps with nsysddp.annotate",
+    ),
+    (
+        "payloads",
+        "message sizes, communicators, bus bandwidth (NCCL payloads)",
+        "nsys export --include-blobs=true, with NCCL >= 2.20 and nsys >= 2024.6",
+    ),
+    (
+        "event_edges",
+        "critical path from recorded event edges",
+        "nsys >= 2025.1, --cuda-event-trace=true where it is off",
+    ),
+    ("physical_gpus", "which physical GPU a rank ran on", "nsys >= 2025.1"),
+    ("anchor", "alignment with other reports (session start)", "nsys >= 2022.1"),
+    (
+        "gpu_metrics",
+        "SM, DRAM and link activity beside communication",
+        "nsys profile --gpu-metrics-devices=all (needs permission)",
+    ),
+    ("no_graph_spans", "what CUDA graphs hold", "nsys profile --cuda-graph-trace=node"),
+)
+
+
+def inspect(path: Path) -> Inspection:
+    """Look into a report without analysing it.
+
+    Raises:
+        ReportError: it cannot be read.
+    """
+    with open_report(path) as report:
+        able = set(capabilities(report))
+        if KERNEL in report.tables:
+            able.add("kernels")
+        if "graph_spans" not in able:
+            able.add("no_graph_spans")
+        exported = {
+            str(row["name"]): str(row["value"])
+            for name in ("export_metadata", "export_metadata_old")
+            for row in sql.rows(report, name)
+        }
+        rows = {
+            table: sql.count(report, table) for table in sorted(report.tables) if table.startswith(_SHOWN)
+        }
+        return Inspection(
+            name=report.name,
+            nsys_version=exported.get("EXPORT_PRODUCT_VERSION"),
+            schema=exported.get("EXPORT_SCHEMA_VERSION"),
+            rows=rows,
+            abilities=tuple(Ability(question, key in able, remedy) for key, question, remedy in _QUESTIONS),
+            diagnostics=tuple(sql.diagnostics(report)),
+        )
+
+
+_SHOWN = ("CUPTI_", "NVTX_EVENTS", "GPU_METRICS", "CUDA_GRAPH")
