@@ -72,12 +72,13 @@ def command(
     The copy still tells the wall-clock start of the session, process ids, GPU models, UUIDs and bus addresses, and
     the names of kernels (see --hide).
     """
-    from nsysddp.evidence.redact import Policy, redact
+    from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
 
     policy = Policy(keep_ranges=keep_ranges, hide=hide, salt=salt, minimal=minimal)
     outcomes = []
-    hosts: dict[str, str] = {}
-    for report, target in _targets(reports, output):
+    targets = _targets(reports, output)
+    hosts = aliases_of_hosts(reports) if len(reports) > 1 else {}
+    for report, target in targets:
         outcomes.append(redact(report, target, policy=policy, hosts=hosts, force=force))
         if form == "text":
             _show(outcomes[-1])

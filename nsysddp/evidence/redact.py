@@ -163,6 +163,20 @@ def redact(
     return outcome
 
 
+def aliases_of_hosts(reports: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
+    """Which alias has each host of these reports, for ``redact(..., hosts=...)``?
+
+    Aliases sort like the names they stand for, because ranks without a number are ordered by host.
+    """
+    found: set[str] = set()
+    for report in reports:
+        with open_report(Path(report)) as opened, contextlib.closing(opened.connect()) as db:
+            if opened.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+                settings = db.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV").fetchall()
+                found |= {str(value) for name, value in settings if _HOST_SETTING.fullmatch(str(name))}
+    return {host: f"host-{n:0{len(str(len(found)))}}" for n, host in enumerate(sorted(found), 1)}
+
+
 # The allow-list
 
 
@@ -257,6 +271,7 @@ _PATH = re.compile(
     r"|[\w.+@-]+(?:[/\\][\w.+@-]+)*[/\\][\w+@-]+\.[A-Za-z]\w{0,4}\b"
     r"|[\w.+@-]+(?:[/\\][\w.+@-]+){2,}"
 )
+_HOST_SETTING = re.compile(r"(?i)(host|computer|node)[ _]?name")
 _FREE_TAIL = "optimizer.step#"
 """What follows it is free text, though the whole is the name of a phase."""
 
@@ -327,7 +342,7 @@ class Names:
 
     def setting(self, table: str, key: str, value: str) -> str | None:
         """The value of a row of a key/value table, or None if the row is to be dropped."""
-        if table == "TARGET_INFO_SYSTEM_ENV" and re.fullmatch(r"(?i)(host|computer|node)_?name", key):
+        if table == "TARGET_INFO_SYSTEM_ENV" and _HOST_SETTING.fullmatch(key):
             return self.host(value)
         rules = self._allow.settings[table]
         return value if any(k.fullmatch(key) and v.fullmatch(value) for k, v in rules) else None
@@ -562,8 +577,8 @@ class _Copier:
     ) -> dict[tuple[object, object], frozenset[tuple[int, int]]]:
         """Offset and width of the numbers that may be copied, per (domainId, schemaId).
 
-        Schemas are repeated per process without saying whose they are. Where the copies of one id differ, a field
-        may be copied only if every copy has it.
+        Schemas are repeated per process without saying whose they are. A schema whose repetitions disagree about a
+        known field, or whose known field cannot be placed, has none: a zero in its stead would be read as a number.
         """
 
         def rows(table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -575,28 +590,35 @@ class _Copier:
         enums: dict[tuple[object, object], set[object]] = defaultdict(set)
         for domain_id, schema_id, size in rows("NVTX_PAYLOAD_ENUMS", "domainId", "schemaId", "size"):
             enums[domain_id, schema_id].add(size)
-        copies: Counter[tuple[object, object]] = Counter()
-        found: Counter[tuple[tuple[object, object], tuple[int, int]]] = Counter()
+        layouts: dict[tuple[object, object], list[set[tuple[int, int] | None]]] = defaultdict(list)
+        position: int | None = 0
         for domain_id, schema_id, idx, flags, kind, name, offset in rows(
             "NVTX_PAYLOAD_SCHEMA_ENTRIES",
             *("domainId", "schemaId", "idx", "flags", "type", "name", "offset"),
         ):
-            schema = (domain_id, schema_id)
-            copies[schema] += idx == 0
-            width = _PAYLOAD_INTEGERS.get(kind)
+            repetitions = layouts[domain_id, schema_id]
+            if idx == 0 or not repetitions:
+                repetitions.append(set())
+                position = 0
             sizes = enums.get((domain_id, kind), set())
-            if width is None and len(sizes) == 1:
-                width = next((size for size in (1, 2, 4, 8) if size in sizes), None)
-            at = 0 if offset is None and idx == 0 else offset
+            width = _PAYLOAD_INTEGERS.get(kind) or next((n for n in (1, 2, 4, 8) if sizes == {n}), None)
+            # Without an offset a field follows the one before it, aligned to its own size.
+            at = offset
+            if offset is None and width is not None and position is not None:
+                at = -(-position // width) * width
+            position = at + width if isinstance(at, int) and width is not None else None
             text = name.decode("utf-8", "replace") if isinstance(name, bytes) else ""
-            # Flags mark pointers and arrays.
-            if not flags and width and isinstance(at, int) and at >= 0:
-                found[schema, (at, width)] += bool(self.allow.names["payload"].fullmatch(text))
-        known: dict[tuple[object, object], set[tuple[int, int]]] = defaultdict(set)
-        for (schema, place), count in found.items():
-            if count and count >= copies[schema]:
-                known[schema].add(place)
-        return {schema: frozenset(places) for schema, places in known.items()}
+            if self.allow.names["payload"].fullmatch(text):
+                # Flags mark pointers and arrays.
+                if flags or width is None or not isinstance(at, int) or at < 0:
+                    repetitions[-1].add(None)
+                else:
+                    repetitions[-1].add((at, width))
+        return {
+            schema: frozenset(place for place in repetitions[0] if place is not None)
+            for schema, repetitions in layouts.items()
+            if repetitions[0] and None not in repetitions[0] and all(r == repetitions[0] for r in repetitions)
+        }
 
     # Copying
 
