@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from builder import Export
 from click.testing import CliRunner
@@ -27,7 +28,10 @@ from nsysddp.cli.capture import command as capture_command
 from nsysddp.errors import NsysddpError, UsageError
 
 VERSION = "2025.3.1.90-253135822126v0"
-PROFILE_OPTIONS = "--trace --sample --cpuctxsw --cuda-graph-trace --capture-range --capture-range-end --output --gpu-metrics-devices"
+PROFILE_OPTIONS = (
+    "--trace --sample --cpuctxsw --cuda-graph-trace --capture-range --capture-range-end --output "
+    "--gpu-metrics-devices"
+)
 
 FAKE = """\
 #!/bin/sh
@@ -118,14 +122,16 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
 
 LAUNCHER = """\
 #!{python}
-import os, subprocess, sys
+import os, subprocess, sys, time
 ranks = int(sys.argv[1].split("=")[1])
 started = [
     subprocess.Popen([{python!r}, *sys.argv[2:]], env=dict(os.environ, RANK=str(rank))) for rank in range(ranks)
 ]
-codes = [one.wait() for one in started]
+while None in (codes := [one.poll() for one in started]) and not any(codes):
+    time.sleep(0.02)
 for rank, code in enumerate(codes):
     if code:
+        [one.kill() for one in started]
         print("E1129 18:41:16.553000 9751 torch/distributed/elastic/multiprocessing/api.py:984] failed", flush=True)
         print("Root Cause (first observed failure):\\n[0]:\\n  host      : secret-host\\n"
               f"  rank      : {{rank}} (local_rank: {{rank}})\\n  exitcode  : {{code}} (pid: 17)", flush=True)
@@ -523,7 +529,7 @@ def test_interrupt_leaves_no_orphan_and_no_files(
         f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)",
         ranks=2,
     )
-    driver = f"""
+    driver = """
         import sys
         from pathlib import Path
         from nsysddp.cli.capture import command
@@ -531,7 +537,7 @@ def test_interrupt_leaves_no_orphan_and_no_files(
         try:
             command.main(sys.argv[1:], standalone_mode=False)
         except NsysddpError as error:
-            sys.exit(f"{{error.kind}}: {{error}}")
+            sys.exit(f"{error.kind}: {error}")
     """
     words = ["--backend", "gloo", "--nsys", str(tmp_path / "nsys"), "--out", str(tmp_path / "captures")]
     running = subprocess.Popen(
@@ -685,3 +691,59 @@ def test_details_of_a_failure_go_to_stderr_before_the_one_line(
     assert isinstance(error, NsysddpError)
     assert stdout == ""
     assert "  | ValueError: loss is nan" in stderr
+
+
+# --- captures of GPUs: the export of a real one stands in for nsys's -----------------------------------------
+
+
+def gpu_plan(plan: Callable[..., Plan], nsys: str) -> Plan:
+    made = plan(nsys, "", settings=Settings(backend="nccl"), ranks=2)
+    assert made.settings.waits_for_profiler_start
+    return made
+
+
+def test_gpu_capture_is_analysed_and_the_verdict_is_kept(
+    fake: Callable[..., str], plan: Callable[..., Plan], unpacked: Callable[[str], Path]
+) -> None:
+    real = unpacked("h200/delay_cap4")
+    made = gpu_plan(plan, fake(export_does=f'cp "{real}" "$out"'))
+    captured = capture(made)
+    assert captured.result is not None
+    hidden = captured.result["overlap"].group_by("rank").agg(pl.col("hidden_communication_ns").sum())
+    assert (hidden["hidden_communication_ns"] > 0).all()
+    indented = "\n".join(f"    {line}".rstrip() for line in captured.verdict.strip().splitlines())
+    assert indented in (made.folder / "README.md").read_text()
+    assert record(made)["outcome"]["kind"] == "ok"
+
+
+def test_gpu_capture_without_gpu_events_is_empty(
+    fake: Callable[..., str], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    ranges = Export(unit="ms")
+    ranges.process(pid=100, device=0).range("step 0", 0, 100)
+    ranges.write(tmp_path / "ranges.sqlite")
+    made = gpu_plan(plan, fake(export_does=f'cp "{tmp_path}/ranges.sqlite" "$out"'))
+    found = failure_keeping_export(made)
+    assert found.kind == "empty_capture"
+    assert "no GPU event" in str(found)
+
+
+def test_report_of_which_nsys_says_that_it_lost_events_is_incomplete(
+    fake: Callable[..., str], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    export = tmp_path / "lossy.sqlite"
+    drawing = Export(unit="ms")
+    drawing.process(pid=100, device=0).kernel("sgemm", stream=7, at=(0, 50))
+    drawing.row(
+        "DIAGNOSTIC_EVENT",
+        timestamp=0,
+        timestampType=0,
+        source=1,
+        severity=3,
+        text="Event buffer overflowed.",
+    )
+    drawing.write(export)
+    made = gpu_plan(plan, fake(export_does=f'cp "{export}" "$out"'))
+    found = failure_keeping_export(made)
+    assert found.kind == "incomplete_report"
+    assert "Event buffer overflowed." in str(found)

@@ -72,7 +72,7 @@ class Machine:
         topology: ``nvidia-smi topo -m``, None without it.
     """
 
-    versions: dict[str, str | None]
+    versions: Mapping[str, str | None]
     gpus: tuple[dict[str, Any], ...]
     topology: str | None
 

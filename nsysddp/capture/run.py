@@ -13,6 +13,7 @@ complete when it is not. An interrupted capture, or one that ran out of space, l
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -331,7 +332,8 @@ def _capture(
     if captured.failed_checks:
         record.write("checks_failed", "; ".join(captured.failed_checks))
     else:
-        record.write("ok" if result is not None else "cpu_only", verdict.splitlines()[0])
+        found = result.findings[0].message if result and result.findings else verdict.splitlines()[0]
+        record.write("ok" if result is not None else "cpu_only", found)
     return captured
 
 
@@ -489,10 +491,9 @@ def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, t
             )
         from nsysddp.analyses import analyze
         from nsysddp.ingest.load import load
-        from nsysddp.render.text import overlap_text
 
-        result = analyze(load([str(export) for export in exports]))
-        return overlap_text(result), result, diagnostics
+        result = analyze(load(exports))
+        return _as_text(result), result, diagnostics
     except NoGpuEvents as error:
         raise Failure(
             "empty_capture",
@@ -507,6 +508,17 @@ def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, t
 
 _PUSH_POP, _START_END, _ERROR = 59, 60, 3
 """NVTX event types of ranges, and nsys's severity of an error (``queries/nvtx.sql``, ``queries/diagnostics.sql``)."""
+
+
+def _as_text(result: Result) -> str:
+    """What ``nsysddp analyze`` prints, as text of a fixed width."""
+    from rich.console import Console
+
+    from nsysddp.render.text import print_result
+
+    page = io.StringIO()
+    print_result(result, Console(file=page, width=120, highlight=False, markup=False, emoji=False))
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
 def _cpu_verdict(ranges: int, processes_seen: int) -> str:

@@ -240,8 +240,9 @@ class Sweep:
 
     def text(self) -> str:
         """The same as two tables and a sentence."""
+        interval_head = f"{LEVEL:.0%} interval ms"
         lines = [
-            f"{'cap MiB':>8} {'step median ms':>15} {'P95 ms':>9} {'- best ms':>10} {f'{LEVEL:.0%} interval ms':>20}  correct"
+            f"{'cap MiB':>8} {'step median ms':>15} {'P95 ms':>9} {'- best ms':>10} {interval_head:>20}  correct"
         ]
         for verdict in self.verdicts:
             interval = (
