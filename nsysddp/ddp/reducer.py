@@ -1,7 +1,7 @@
 """What will DistributedDataParallel's Reducer do: which buckets, launched when, held up by whom?
 
 A model of ``torch/csrc/distributed/c10d/reducer.cpp`` and ``torch/nn/parallel/distributed.py`` (torch 2.11 to
-2.13) in the standard library alone, held equal to real torch by ``tests/test_reducer*.py``. It answers in
+2.14) in the standard library alone, held equal to real torch by ``tests/test_reducer*.py``. It answers in
 three steps, and ``Reducer`` strings them together over the iterations of a training run:
 
 * ``initial_layout`` / ``rebuilt_layout``: parameters (and the order their gradients got ready in) -> buckets;
@@ -598,7 +598,8 @@ class Reducer:
         self._synchronised += 1
 
         if settings.static_graph and self._synchronised == 1:
-            # Hooks only count here: everything is launched after backward, from a callback at its end.
+            # Hooks only count here: everything is launched from a callback at the end of backward (and a
+            # communication hook sees bucket index 0 for every bucket, since nothing advances next_bucket_).
             self._static_unused = [index for index in range(len(parameters)) if index not in ready_ns]
             end_ns = max(ready_ns.values(), default=0)
             marks = [(index, end_ns) for index in range(len(parameters))]
