@@ -34,7 +34,7 @@ def _caps(_context: click.Context, _parameter: click.Parameter, text: str) -> li
 )
 @click.option(
     "--repeat",
-    default=3,
+    default=5,
     show_default=True,
     type=click.IntRange(1),
     help="Captures of each cap, interleaved.",
