@@ -29,7 +29,7 @@ from sqlalchemy import Engine, func, inspect, select, text, update
 from nsysddp.errors import EvidenceError, UsageError
 from nsysddp.store import database
 from nsysddp.store.database import delete, load_document, load_run, metric_values, runs, save, tag
-from nsysddp.store.models import Base, Overlap, Run
+from nsysddp.store.models import Base, Overlap, Rank, Run
 
 # ------------------------------------------------------------ documents
 
@@ -366,12 +366,16 @@ def test_where_a_capture_ran_is_not_kept(tmp_path: Path) -> None:
         "command": ["torchrun", "--token", "S3CRET"],
         "config": {"bucket_cap_mb": 25, "env": {"HF_TOKEN": "S3CRET"}},
         "nodes": [{"hostname": "S3CRET-host", "gpus": 8}],
-        "Environment": {"A": "S3CRET"},
+        "Environment": {"HF_TOKEN": "S3CRET", "NCCL_P2P_DISABLE": "1"},
         "user": "S3CRET",
     }
     number = save(document(), url=str(tmp_path / "results.db"), run=record)
     stored = load_run(number, url=str(tmp_path / "results.db"))
-    assert stored.capture == {"config": {"bucket_cap_mb": 25}, "nodes": [{"gpus": 8}]}
+    assert stored.capture == {
+        "config": {"bucket_cap_mb": 25},
+        "nodes": [{"gpus": 8}],
+        "Environment": {"NCCL_P2P_DISABLE": "1"},
+    }
     assert not any(b"S3CRET" in file.read_bytes() for file in tmp_path.iterdir())
 
 
@@ -681,3 +685,14 @@ def test_an_input_is_not_changed_by_saving_it() -> None:
     before = copy.deepcopy(given)
     database._rows(given)
     assert given == before
+
+
+@pytest.mark.parametrize(("model", "name"), [(Rank, "rank"), (Overlap, "overlap")])
+def test_columns_are_those_of_the_contract(model: type[Base], name: str) -> None:
+    from nsysddp.schema import TABLES
+
+    kinds = {"Int64": int, "Float64": float, "String": str, "Boolean": bool}
+    kept = [column for column in model.__table__.columns if column.name not in {"run_id", "position"}]
+    assert {column.name: column.type.python_type for column in kept} == {
+        name: kinds[str(dtype)] for name, dtype in TABLES[name].dtypes.items()
+    }

@@ -52,10 +52,13 @@ VERSION_TABLE = "nsysddp_revision"
 _MIGRATION_LOCK = 0x6E737973  # any number that every nsysddp agrees on ("nsys")
 
 PRIVATE_CAPTURE_KEYS = frozenset(
-    {"argv", "command", "command_line", "commands", "cwd", "env", "environ", "environment", "folder", "host"}
+    {"argv", "command", "command_line", "commands", "cwd", "env", "environ", "folder", "host"}
     | {"hostname", "hosts", "out", "path", "paths", "stack_dumps", "stderr", "stdout", "user", "username"}
 )
 """Keys of run.json, at any depth, that say where and as whom a capture ran: a shared database keeps none."""
+
+PUBLIC_ENVIRONMENT = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH_", "PYTORCH_", "OMP_")
+"""How the names of those environment variables begin that can explain a number."""
 
 
 @dataclass(frozen=True)
@@ -429,14 +432,15 @@ def _text(value: Any) -> str | None:
     return re.sub("[\0\ud800-\udfff]", "\ufffd", str(value))
 
 
-def _public(value: Any) -> Any:
-    """A capture's record without the keys of ``PRIVATE_CAPTURE_KEYS``."""
+def _public(value: Any, parent: str = "") -> Any:
+    """A capture record without ``PRIVATE_CAPTURE_KEYS``, and of its environment only the libraries' settings."""
     if isinstance(value, Mapping):
-        return {
-            str(key): _public(part)
-            for key, part in value.items()
-            if str(key).lower() not in PRIVATE_CAPTURE_KEYS
+        parts = {
+            str(key): part for key, part in value.items() if str(key).lower() not in PRIVATE_CAPTURE_KEYS
         }
+        if parent.lower() == "environment":
+            parts = {key: part for key, part in parts.items() if key.startswith(PUBLIC_ENVIRONMENT)}
+        return {key: _public(part, key) for key, part in parts.items()}
     if isinstance(value, list | tuple):
         return [_public(part) for part in value]
     return value

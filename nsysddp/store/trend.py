@@ -284,19 +284,23 @@ def differences(old: StoredRun, new: StoredRun) -> list[str]:
     return changed + [f"tag {name} removed" for name in sorted(set(old.tags) - set(new.tags))]
 
 
-_VOLATILE = (
-    "sha256",
-    "hash",
-    "time",
-    "date",
-    "started",
-    "ended",
-    "finished",
-    "duration",
-    "created",
-    "pid",
-    "seconds",
+_VOLATILE = frozenset(
+    {
+        "bytes",
+        "created",
+        "date",
+        "diagnostics",
+        "duration",
+        "ended",
+        "files",
+        "finished",
+        "hash",
+        "name",
+        "outcome",
+    }
+    | {"pid", "repeat", "sha256", "started", "time", "utc"}
 )
+"""Words of keys of a capture record that say something new in every run."""
 
 
 def _settings(run: StoredRun) -> dict[str, str]:
@@ -318,7 +322,7 @@ def _distinct(values: Any) -> str:
 def _leaves(record: Mapping[str, Any], prefix: str) -> dict[str, str]:
     leaves: dict[str, str] = {}
     for key, value in record.items():
-        if any(word in key.lower() for word in _VOLATILE):
+        if not _VOLATILE.isdisjoint(key.lower().split("_")):
             continue
         if isinstance(value, Mapping):
             leaves.update(_leaves(value, f"{prefix}{key}."))
