@@ -205,10 +205,10 @@ def _is_ddp(module: object) -> bool:
 class capture_window:  # noqa: N801  reads as a verb where it is used, like contextlib's
     """Which steps does the profiler see? Those from ``start`` on, ``steps`` of them, the same on every rank.
 
-    One nsys session over all ranks obeys only the first cudaProfilerStart and the first Stop of any of
-    them, so opening is barrier, Start, barrier (no rank launches before collection runs) and closing is
-    barrier, synchronise, Stop (no rank stops it while another still works). The barriers lie outside every
-    step range.
+    One nsys session over all ranks obeys only the first cudaProfilerStart and the first Stop of any of them.
+    So opening is barrier, Start, barrier (no rank works before collection runs), and closing is barrier, Stop,
+    barrier (no rank stops it while another still works, and none begins the next step while it is still on).
+    The barriers wait for the GPU too, and lie outside every step range.
 
     Construct it on every rank after ``init_process_group``: one small all-reduce finds out whether any rank
     is profiled, so that profiling a single rank cannot hang the others in a barrier.
@@ -247,6 +247,7 @@ class capture_window:  # noqa: N801  reads as a verb where it is used, like cont
         if self._open:
             _barrier()
             self._stop()
+            _barrier()
 
     def __enter__(self) -> capture_window:
         return self
