@@ -32,7 +32,7 @@ from typing import Any
 BENCH = Path(__file__).resolve().parent
 SIZES = (4_000, 100_000, 1_000_000, 10_000_000)
 RAW = "raw read"
-PACKAGES = ("nsysddp", "polars", "pyarrow", "adbc-driver-sqlite", "numpy")
+PACKAGES = ("polars", "pyarrow", "adbc-driver-sqlite", "numpy")
 SAMPLE_S = 0.05  # how often the memory of the process tree is summed
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -231,7 +231,7 @@ def run_size(kernels: int, folder: Path, repeats: int, tool: str, peers: Path | 
     return {"kernels": rows_of_kernels, "export_mb": round(export.stat().st_size / 1e6, 1), "results": rows}
 
 
-def machine(peers: Path | None) -> dict[str, Any]:
+def machine(tool: Path, peers: Path | None) -> dict[str, Any]:
     """What the figures depend on; nothing that names the machine or its user."""
     cpu = next(
         (
@@ -242,7 +242,12 @@ def machine(peers: Path | None) -> dict[str, Any]:
         platform.machine(),
     )
     memory = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
-    versions = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    answer = subprocess.run([tool, "--version"], stdout=subprocess.PIPE, text=True, check=True)
+    versions = {
+        "nsysddp": answer.stdout.split()[-1],
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+    }
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
@@ -327,7 +332,7 @@ def main() -> None:
         parser.error(
             f"no {arguments.tool}: install the project into this environment, or name it with --tool"
         )
-    results: dict[str, Any] = {"machine": machine(arguments.peers), "sizes": []}
+    results: dict[str, Any] = {"machine": machine(arguments.tool, arguments.peers), "sizes": []}
     arguments.out.mkdir(parents=True, exist_ok=True)
     for kernels in arguments.kernels:
         size = run_size(kernels, arguments.folder, arguments.repeats, str(arguments.tool), arguments.peers)
