@@ -212,8 +212,9 @@ def comparable(paths: list[Path]) -> dict[str, pl.DataFrame]:
     return {**frames, **analyze(trace).tables}
 
 
-@pytest.mark.parametrize("minimal", [False, True])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    ("name", "minimal"), [*((name, False) for name in REAL), *((name, True) for name in REAL[:4])]
+)
 def test_analysis_of_the_copy_gives_the_same_numbers(
     name: str, minimal: bool, unpacked: Unpack, tmp_path: Path
 ) -> None:
@@ -314,8 +315,9 @@ def flood(path: Path) -> None:
         assert db.execute("PRAGMA freelist_count").fetchone()[0] > 0
 
 
-@pytest.mark.parametrize("minimal", [False, True])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    ("name", "minimal"), [*((name, False) for name in REAL), *((name, True) for name in REAL[:2])]
+)
 def test_no_planted_secret_is_in_the_copy(name: str, minimal: bool, unpacked: Unpack, tmp_path: Path) -> None:
     source, copy = tmp_path / "flooded.sqlite", tmp_path / "copy.sqlite"
     shutil.copy(unpacked(name), source)

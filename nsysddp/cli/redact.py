@@ -114,7 +114,7 @@ def _show(outcome: Redaction) -> None:
     kept = Table(title=f"{outcome.output}: kept", title_justify="left", box=SIMPLE)
     kept.add_column("table", no_wrap=True)
     for heading in ("rows", "dropped", "columns", "dropped"):
-        kept.add_column(heading, justify="right")
+        kept.add_column(heading, justify="right", no_wrap=True)
     for table in outcome.kept:
         kept.add_row(table.name, *(f"{number:,}" for number in table[1:]))
     console.print(kept)
