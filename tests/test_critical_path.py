@@ -13,7 +13,6 @@ from scene import MS, Scene, shown
 
 from nsysddp.analyses.critical_path import (
     KINDS,
-    Membership,
     critical_path,
     rank_paths,
 )
@@ -27,12 +26,7 @@ Path = list[tuple[str, int | None, str | None, float, float]]
 
 def path_of(trace: Trace, graph: Graph | None = None, rank: int | None = None) -> Path:
     """The path of the capture (that ends with the given rank's last event, where ranks are tied)."""
-    no_steps = Membership(
-        pl.Series([None] * trace.events.height, dtype=pl.Int32),
-        pl.Series([None] * trace.events.height, dtype=pl.String),
-        [],
-    )
-    pieces = critical_path(trace, "capture", graph=graph, membership=no_steps)["critical_path"]
+    pieces = critical_path(trace, "capture", graph=graph)["critical_path"]
     if rank is not None:
         pieces = pieces.filter(pl.col("path_rank") == rank)
     return shown(pieces)
@@ -385,15 +379,10 @@ def test_processes_do_not_share_queues_or_sync_ids() -> None:
             row["correlation"] = row["correlation"] % 4
     trace = scene.trace()
     assert path_of(trace) == [("compute", 0, "a", 1, 11), ("compute", 0, "b", 11, 20)]
-    assert shown(rank_paths(trace, "capture", membership=no_steps(trace))["critical_path"])[2:] == [
+    assert shown(rank_paths(trace, "capture")["critical_path"])[2:] == [
         ("compute", 1, "c", 1, 5),
         ("compute", 1, "d", 5, 6),
     ]
-
-
-def no_steps(trace: Trace) -> Membership:
-    size = trace.events.height
-    return Membership(pl.Series([None] * size, dtype=pl.Int32), pl.Series([None] * size, dtype=pl.String), [])
 
 
 def test_sync_that_did_not_wait_is_host_time() -> None:
@@ -498,7 +487,7 @@ def test_ambiguous_launch_is_counted() -> None:
     trace = scene.trace()
     graph = build(trace)
     assert (graph.counts["early_events"], graph.counts["ambiguous_launches"]) == (1, 1)
-    step = critical_path(trace, "capture", graph=graph, membership=no_steps(trace))["critical_path_step"]
+    step = critical_path(trace, "capture", graph=graph)["critical_path_step"]
     assert step["ambiguous_launches"].to_list() == [1]
     assert [name for _, _, name, *_ in path_of(trace, graph)] == ["a", "b"]
 
@@ -578,7 +567,7 @@ def test_tied_ranks_get_a_path_each_and_none_is_named() -> None:
     ]
     scene.collective(*kernels)
     trace = scene.trace()
-    result = critical_path(trace, "capture", membership=no_steps(trace))
+    result = critical_path(trace, "capture")
     steps = result["critical_path_step"]
     assert steps["path_rank"].to_list() == [0, 1]
     assert steps["tied"].to_list() == [True, True]
@@ -631,7 +620,7 @@ def test_unmatched_communication_is_named_so() -> None:
     scene = Scene()
     scene.launch(0, 7, (1, 5), "nccl", ("main", 0, 1), kind="communication")
     trace = scene.trace()
-    steps = critical_path(trace, "capture", membership=no_steps(trace))["critical_path_step"]
+    steps = critical_path(trace, "capture")["critical_path_step"]
     assert path_of(trace) == [("unmatched_communication", 0, "nccl", 1, 5)]
     assert steps["unmatched_communication"].to_list() == [1]
     assert steps["critical_communication_ns"].to_list() == [4 * MS]
@@ -640,7 +629,7 @@ def test_unmatched_communication_is_named_so() -> None:
 def test_rank_path_names_the_rank_that_it_waited_for() -> None:
     scene, _ = arrival()
     trace = scene.trace()
-    result = rank_paths(trace, "capture", membership=no_steps(trace))
+    result = rank_paths(trace, "capture")
     mine = result["critical_path"].filter(pl.col("path_rank") == 0)
     assert shown(mine) == [
         ("host", 0, "cudaLaunchKernel", 1, 2),
@@ -656,11 +645,11 @@ def test_rank_path_names_the_rank_that_it_waited_for() -> None:
 def test_hops_and_rank_changes_are_counted() -> None:
     scene, _ = host_order()
     trace = scene.trace()
-    steps = critical_path(trace, "capture", membership=no_steps(trace))["critical_path_step"]
+    steps = critical_path(trace, "capture")["critical_path_step"]
     assert steps["thread_hops"].to_list() == [1]
     scene, _ = arrival()
     trace = scene.trace()
-    steps = critical_path(trace, "capture", membership=no_steps(trace))["critical_path_step"]
+    steps = critical_path(trace, "capture")["critical_path_step"]
     assert steps["rank_changes"].to_list() == [1]
 
 
@@ -672,7 +661,7 @@ def test_lower_grades_still_answer_and_say_so() -> None:
         "no_events": scene.trace(records=False),
         "gpu_only": scene.trace(calls=False, records=False),
     }.items():
-        result = critical_path(trace, "capture", membership=no_steps(trace))
+        result = critical_path(trace, "capture")
         assert result["critical_path_step"]["grade"].to_list() == [name]
         assert any("lower grade" in warning.message for warning in result.warnings) == (name != "full")
         graded[name] = shown(result["critical_path"])
@@ -692,11 +681,13 @@ def test_steps_tile_the_run_and_name_their_pieces() -> None:
     scene.launch(0, 7, (10, 14), "b0", ("main", 7, 10))
     scene.launch(1, 7, (1, 6), "a1", ("main", 0, 1))
     scene.launch(1, 7, (8, 9), "b1", ("main", 7, 8))
+    for rank in (0, 1):
+        scene.range(rank, "step 3", 0, 2)
+        scene.range(rank, "forward", 0, 2)
+        scene.range(rank, "step 4", 6, 10)
+        scene.range(rank, "backward", 6, 10)
     trace = scene.trace()
-    member = Membership(
-        pl.Series([0, 1, 0, 1], dtype=pl.Int32), pl.Series(["forward", "backward"] * 2), ["step 3", "step 4"]
-    )
-    result = critical_path(trace, membership=member)
+    result = critical_path(trace)
     assert result["critical_path_step"].select(
         "step", "step_index", "path_rank", "window_start_ns", "window_end_ns", "tied"
     ).rows() == [("step 3", 0, 1, MS, 6 * MS, False), ("step 4", 1, 0, 6 * MS, 14 * MS, False)]
@@ -711,7 +702,7 @@ def test_steps_tile_the_run_and_name_their_pieces() -> None:
     assert pieces["launched_step"].to_list() == [0, 1, 1, 1]
     assert pieces["thread"].to_list() == [None, 100, 100, None]
     assert pieces["stream"].to_list() == [7, None, None, 7]
-    own = rank_paths(trace, membership=member)["critical_path_step"]
+    own = rank_paths(trace)["critical_path_step"]
     assert own.select("step", "path_rank", "window_start_ns", "window_end_ns").rows() == [
         ("step 3", 0, MS, 4 * MS),
         ("step 3", 1, MS, 6 * MS),
@@ -725,11 +716,17 @@ def test_a_step_that_ends_before_the_one_before_it_has_no_window() -> None:
     scene = Scene()
     scene.launch(0, 7, (1, 9), "a", ("main", 0, 1))
     scene.launch(0, 8, (2, 4), "b", ("main", 1, 2))
-    trace = scene.trace()
-    member = Membership(
-        pl.Series([0, 1], dtype=pl.Int32), pl.Series([None, None], dtype=pl.String), ["a", "b"]
-    )
-    assert critical_path(trace, membership=member)["critical_path_step"]["step"].to_list() == ["a"]
+    scene.range(0, "step 0", 0, 1)
+    scene.range(0, "step 1", 1, 2)
+    assert critical_path(scene.trace())["critical_path_step"]["step"].to_list() == ["step 0"]
+
+
+def test_without_steps_the_capture_is_one_window_and_it_says_so() -> None:
+    scene, expected = queue()
+    result = critical_path(scene.trace())
+    assert shown(result["critical_path"]) == expected
+    assert result["critical_path_step"]["step"].to_list() == [None]
+    assert "no_steps" in {warning.code for warning in result.warnings}
 
 
 def test_bucket_of_communication_comes_from_the_annotation() -> None:
@@ -739,7 +736,7 @@ def test_bucket_of_communication_comes_from_the_annotation() -> None:
     scene.launch(0, 7, (2, 5), "nccl", ("autograd", 1, 2), kind="communication")
     scene.launch(0, 7, (5, 8), "nccl", ("autograd", 3, 4), kind="communication")
     trace = scene.trace()
-    pieces = critical_path(trace, "capture", membership=no_steps(trace))["critical_path"]
+    pieces = critical_path(trace, "capture")["critical_path"]
     assert pieces.filter(pl.col("event").is_not_null())["bucket"].to_list() == [None, 3, None]
 
 
@@ -747,7 +744,7 @@ def test_tables_balance() -> None:
     scene, _ = arrival()
     trace = scene.trace()
     for result in (critical_path, rank_paths):
-        answer = result(trace, "capture", membership=no_steps(trace))
+        answer = result(trace, "capture")
         by_kind = answer["critical_path_kind"].group_by("path_rank").agg(pl.col("duration_ns").sum())
         by_cause = answer["critical_path_cause"].group_by("path_rank").agg(pl.col("duration_ns").sum())
         total = answer["critical_path_step"].select("path_rank", duration_ns="path_ns").sort("path_rank")

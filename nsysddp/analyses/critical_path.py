@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.analyses.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
+from nsysddp.analyses.steps import Attribution, attribute
 from nsysddp.errors import AnalysisError, UsageError
 from nsysddp.markers import parse_bucket_mark
 from nsysddp.result import Finding, Result, Warning
@@ -32,8 +33,6 @@ from nsysddp.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.units import NS_PER_US, ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from nsysddp.trace import Trace
@@ -170,27 +169,12 @@ PATH_EVIDENCE = Table(
 )
 
 
-@dataclass(frozen=True)
-class Membership:
-    """In which step and phase each event was launched.
-
-    Attributes:
-        step_index: 0-based step of each event, null if in none; shape (events,).
-        phase: phase of each event, null if in none.
-        names: name of each step, by its index; empty if the trace has no steps.
-    """
-
-    step_index: pl.Series
-    phase: pl.Series
-    names: Sequence[str]
-
-
 def critical_path(
     trace: Trace,
     per: Per = "step",
     *,
     graph: Graph | None = None,
-    membership: Membership | None = None,
+    attribution: Attribution | None = None,
 ) -> Result:
     """What bounds each step: the path over all ranks that ends with the step's last event.
 
@@ -201,7 +185,7 @@ def critical_path(
         trace: loaded with ``host=True`` for the full grade.
         per: ``step``, or ``capture`` for one path through the whole capture (another question).
         graph: the dependency graph, if it has been built.
-        membership: steps and phases, if they are known otherwise.
+        attribution: the step and phase of every event, if they are known.
 
     Returns:
         The tables ``critical_path``, ``critical_path_step``, ``critical_path_kind``, ``critical_path_cause`` and
@@ -211,7 +195,7 @@ def critical_path(
         UsageError: if ``per`` is neither.
         AnalysisError: if pieces do not tile a window.
     """
-    return _answer(trace, per, graph, membership, across=True)
+    return _answer(trace, per, graph, attribution, across=True)
 
 
 def rank_paths(
@@ -219,25 +203,25 @@ def rank_paths(
     per: Per = "step",
     *,
     graph: Graph | None = None,
-    membership: Membership | None = None,
+    attribution: Attribution | None = None,
 ) -> Result:
     """What bounds each step on each rank by itself: waiting for other ranks stays on the path, under their names.
 
     A rank's step *k* runs from the end of its own last event of step *k-1* to the end of its last event of *k*.
     Arguments, tables and errors as for ``critical_path``; ``path_rank`` is the rank.
     """
-    return _answer(trace, per, graph, membership, across=False)
+    return _answer(trace, per, graph, attribution, across=False)
 
 
 def _answer(
-    trace: Trace, per: Per, graph: Graph | None, membership: Membership | None, *, across: bool
+    trace: Trace, per: Per, graph: Graph | None, attribution: Attribution | None, *, across: bool
 ) -> Result:
     if per not in ("step", "capture"):
         raise UsageError(f"a critical path is per step or per capture, not per {per!r}")
     graph = build(trace) if graph is None else graph
-    member = _membership(trace) if membership is None else membership
-    walks = _windows(trace, member, per, across=across)
-    pieces, steps = _paths(graph, member, walks, across=across)
+    launched = attribute(trace) if attribution is None else attribution
+    walks = _windows(trace, launched, per, across=across)
+    pieces, steps = _paths(graph, launched, walks, across=across)
     grade = _grade(trace)
     steps = steps.with_columns(grade=pl.lit(grade))
     key = ["step", "step_index", "path_rank"]
@@ -280,18 +264,8 @@ def _answer(
             "profiling itself lengthens host pieces; a host piece does not say that the GPU was idle",
             "hops between threads of a rank are inferred from the order of their calls",
         ),
-        warnings=_warnings(graph, grade, steps, per, member),
+        warnings=_warnings(graph, grade, steps, per, launched),
     )
-
-
-def _membership(trace: Trace) -> Membership:
-    """Steps and phases by launch, from the step analysis."""
-    from nsysddp.analyses import steps
-
-    assigned = steps.assign(trace)
-    windows = steps.windows(trace)
-    names = windows.select("step_index", "step").drop_nulls().unique().sort("step_index")["step"].to_list()
-    return Membership(assigned["step_index"], assigned["phase"], names)
 
 
 # --- windows: where a path begins and with which event it ends ------------------------------------------------
@@ -309,15 +283,15 @@ class _Walks:
     tied: NDArray[np.bool_]
 
 
-def _windows(trace: Trace, member: Membership, per: Per, *, across: bool) -> _Walks:
+def _windows(trace: Trace, launched: Attribution, per: Per, *, across: bool) -> _Walks:
     """Windows and last events: of all ranks together, or of each rank by itself."""
-    by_step = per == "step" and len(member.names) > 0
+    by_step = per == "step" and bool((launched.step >= 0).any())
     lasts = (
         trace.events.lazy()
         .select("rank", "start_ns", "end_ns")
         .with_row_index("event")
-        .with_columns(step=member.step_index.cast(pl.Int64) if by_step else pl.lit(-1, pl.Int64))
-        .drop_nulls("step")
+        .with_columns(step=pl.Series(launched.step).cast(pl.Int64) if by_step else pl.lit(-1, pl.Int64))
+        .filter(pl.col("step") >= (0 if by_step else -1))
         .group_by("rank", "step")
         .agg(
             pl.col("event").sort_by("end_ns", "event").last().cast(pl.Int64),
@@ -390,7 +364,7 @@ _GAP, _WAIT, _ACTIVITY = 0, 1, 2
 
 
 def _paths(
-    graph: Graph, member: Membership, walks: _Walks, *, across: bool
+    graph: Graph, launched: Attribution, walks: _Walks, *, across: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pieces and one summary row per path."""
     begin, before, edge = graph.across if across else (graph.begin, graph.before, graph.edge)
@@ -415,7 +389,7 @@ def _paths(
     start, end = low[node_at, slot], high[node_at, slot]
     _assert_tiling(walks, path[node_at], start, end)
 
-    facts = _facts(graph, member, nodes, edge).with_columns(path=path)
+    facts = _facts(graph, launched, nodes, edge).with_columns(path=path)
     hops = (
         (pl.col("via") == "host")
         & (pl.col("thread") != pl.col("thread").shift(1))
@@ -435,8 +409,8 @@ def _paths(
     )
     pieces = pieces.with_columns(
         path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
-    ).with_columns(_named_step(member.names))
-    return pieces, _summarise(facts, pieces, walks, member.names)
+    ).with_columns(_named_step(launched.steps))
+    return pieces, _summarise(facts, pieces, walks, launched.steps)
 
 
 def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
@@ -455,7 +429,7 @@ def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
 _PLACE = ("rank", "stream", "thread", "name", "event", "launched_step", "phase", "bucket")
 
 
-def _facts(graph: Graph, member: Membership, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
+def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
     """What is known of each node along the paths, one row per node: rank, place, name, step, phase, bucket."""
     trace = graph.trace
     is_event = nodes < graph.events
@@ -499,8 +473,8 @@ def _facts(graph: Graph, member: Membership, nodes: Ints, edge: NDArray[np.uint8
         .with_columns(
             hangs_on_nothing=hung == Edge.NONE,
             via=pl.Series(hung),
-            launched_step=member.step_index.gather(led_to).cast(pl.Int64),
-            phase=member.phase.gather(led_to),
+            launched_step=pl.Series(launched.step).gather(led_to).cast(pl.Int64).replace(-1, None),
+            phase=launched.phase_names().gather(led_to),
         )
         .with_columns(via=pl.col("via").replace_strict(_VIA_OF_EDGE, default=None, return_dtype=VIA))
     )
@@ -585,9 +559,7 @@ def _buckets(trace: Trace, event: Ints) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(found)) >= 0).then(pl.lit(pl.Series(found)))).to_series()
 
 
-def _summarise(
-    facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: Sequence[str]
-) -> pl.DataFrame:
+def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: pl.DataFrame) -> pl.DataFrame:
     """One row per path, from its nodes (``facts``) and its pieces."""
     duration = pl.col("end_ns") - pl.col("start_ns")
     own = pieces.group_by("path").agg(
@@ -622,10 +594,10 @@ def _summarise(
     )
 
 
-def _named_step(names: Sequence[str]) -> list[pl.Expr]:
+def _named_step(names: pl.DataFrame) -> list[pl.Expr]:
     """The columns ``step_index`` and ``step`` from an index that is -1 for the whole capture."""
     index = pl.when(pl.col("step_index") >= 0).then("step_index")
-    known = dict(enumerate(names))
+    known = dict(names.select("step_index", "name").iter_rows())
     name = (
         index.replace_strict(known, default=None, return_dtype=pl.String)
         if known
@@ -647,14 +619,14 @@ def _grade(trace: Trace) -> str:
 
 
 def _warnings(
-    graph: Graph, grade: str, steps: pl.DataFrame, per: Per, member: Membership
+    graph: Graph, grade: str, steps: pl.DataFrame, per: Per, launched: Attribution
 ) -> tuple[Warning, ...]:
     """What is missing, inferred or unresolved, with how often."""
     counts = graph.counts
     found: list[tuple[str, int, str]] = []
     if grade != "full":
         found.append((f"critical_path_{grade}", 1, f"critical path at lower grade: {GRADES[grade]}"))
-    if per == "step" and not member.names:
+    if per == "step" and not (launched.step >= 0).any():
         found.append(("no_steps", 1, "no step ranges: the path is that of the whole capture"))
     for name in (
         "unresolved_waits",
