@@ -61,7 +61,7 @@ def list_runs(tags: tuple[str, ...], label: str | None, last: int | None, form: 
         click.echo("no kept run fits", err=True)
         return
     _print_table(
-        ("run", "saved (UTC)", "label", "tags", "ranks", "steps", "GPU", "reports"),
+        ("run", "saved (UTC)", "label", "tags", "ranks", "steps", "GPU"),
         [
             (
                 str(run.run_id),
@@ -71,7 +71,6 @@ def list_runs(tags: tuple[str, ...], label: str | None, last: int | None, form: 
                 str(len(run.ranks)),
                 str(run.steps or "–"),
                 _gpus(run),
-                " ".join(row["name"] for row in run.inputs),
             )
             for run in kept
         ],
@@ -205,7 +204,11 @@ def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: t
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in head:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        # Only names of people's choosing may wrap in a narrow terminal.
+        wraps = name in {"label", "tags", "GPU"}
+        table.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", no_wrap=not wraps
+        )
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
@@ -220,11 +223,11 @@ def _print_trend(result: Trend) -> None:
         f"{title_of(result.metric)} over {len(result.points)} runs, {scale.unit}; {who}, median over steps"
     )
     _print_table(
-        ("run", "saved (UTC)", "label", "rank", "median", "95 % interval", "best rank", "steps"),
+        ("run", "saved", "label", "rank", "median", "95 % interval", "best rank", "steps"),
         [
             (
                 str(point.run_id),
-                f"{point.created_at:%Y-%m-%d %H:%M}",
+                f"{point.created_at:%Y-%m-%d}",
                 point.label or "",
                 "–" if point.rank is None else str(point.rank),
                 scale.show(point.value),
