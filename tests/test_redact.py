@@ -622,6 +622,8 @@ def test_window_keeps_its_events_and_their_launches(tmp_path: Path) -> None:
             "k", stream=7, at=(100 * step + 50, 100 * step + 80), launched=(100 * step + 10, 100 * step + 11)
         )
     process.kernel("early launch", stream=7, at=(290, 299), launched=(120, 121))
+    export.gpu_metric("SMs Active [Throughput %]", {199: 1, 200: 2, 299: 3, 300: 4})
+    export.gpu_metric(f"{SECRET} [Throughput %]", {250: 5})
     copy = tmp_path / "c.sqlite"
     window = (200_000_000, 300_000_000)
     redact(export.write(tmp_path / "r.sqlite"), copy, policy=Policy(minimal=True, window_ns=window))
@@ -629,6 +631,11 @@ def test_window_keeps_its_events_and_their_launches(tmp_path: Path) -> None:
     assert sorted(kernels) == [(250,), (290,)]
     launches = {row[0] for row in rows(copy, "CUPTI_ACTIVITY_KIND_RUNTIME", "start / 1000000")}
     assert {120, 210} <= launches
+    assert sorted(rows(copy, "GPU_METRICS", "value")) == [(2,), (3,), (5,)]
+    assert sorted(rows(copy, "TARGET_INFO_GPU_METRICS", "metricName"), key=str) == [
+        ("SMs Active [Throughput %]",),
+        (None,),
+    ]
     assert not {10, 110, 310} & launches
     assert {row[0] for row in rows(copy, "NVTX_EVENTS", "text")} >= {"step 1", "step 2"}
     assert "step 3" not in {row[0] for row in rows(copy, "NVTX_EVENTS", "text")}

@@ -666,6 +666,9 @@ class _Copier:
             # A mark has no end, and what begins in the window belongs to it even with no length.
             conditions.append('"start" < ? AND ("start" >= ? OR "end" > ?)')
             bound = [end, start, start]
+        elif rule.span in spans and "timestamp" in present:
+            conditions.append('"timestamp" >= ? AND "timestamp" < ?')
+            bound = [*spans[rule.span]]
         into = [*(["rowid"] if rowid else []), *(quoted(name) for _, name, _ in chosen)]
         self.db.execute(
             f"INSERT INTO main.{quoted(rule.name)} ({', '.join(into)}) "  # noqa: S608
