@@ -15,6 +15,7 @@ host's calls), ``hook`` (``perf_counter`` in a callback, since the step's start:
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import math
@@ -342,7 +343,9 @@ def has_rebuilt(ddp: DistributedDataParallel) -> int:
 
 
 def peak_memory(job: Job, train_once: Callable[[bool], Callable[[], object]]) -> dict[str, Any]:
-    """Peak of GPU memory with and without ``gradient_as_bucket_view``, beyond what was allocated before.
+    """Peak of GPU memory in steady steps with and without ``gradient_as_bucket_view``, in bytes.
+
+    Beyond what was allocated before the model was built.
 
     Args:
         job: this process's place in the job.
@@ -356,11 +359,15 @@ def peak_memory(job: Job, train_once: Callable[[bool], Callable[[], object]]) ->
         }
     peaks = {}
     for name, view in (("with_view_bytes", True), ("without_view_bytes", False)):
+        gc.collect()  # a DDP module holds itself in a cycle
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step = train_once(view)
+        for _ in range(3):
+            step()
+        # The rebuild holds old and new buckets at once, with views or without; it is over now.
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
         for _ in range(3):
             step()
         torch.cuda.synchronize()

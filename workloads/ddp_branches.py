@@ -26,7 +26,8 @@ What the analysis must say (NCCL):
 * delay_cap4: 12 bucket all-reduces and 12 spin kernels a rank and step; overlap > 0 on every rank; 11 of
   the 12 buckets' transfer is hidden behind the next branch's spin, and the last one's is exposed tail.
 * delay_cap64: one bucket all-reduce a step; overlap exactly 0 on every rank; all of it is tail.
-* the others: the bucket counts above; the tail is the last bucket.
+* the others: the bucket counts above; the tail is the last bucket. dynamic_unused has one small all-reduce more a
+  step, over the map of used parameters.
 """
 
 from __future__ import annotations
