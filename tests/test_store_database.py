@@ -434,6 +434,15 @@ def test_a_missing_database_of_a_server_is_one_line(postgres_server: str) -> Non
     assert "pa55word" not in str(raised.value)
 
 
+def test_missing_packages_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "find_spec", lambda name: None if name == "alembic" else object())
+    with pytest.raises(
+        EvidenceError, match=r"needs alembic, not installed here; pip install 'nsysddp\[store\]'"
+    ):
+        save(document(), url=str(tmp_path / "results.db"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_files_stay_untouched(tmp_path: Path) -> None:
     export, words, empty = tmp_path / "report.sqlite", tmp_path / "notes.txt", tmp_path / "empty.db"
     with sqlite3.connect(export) as connection:

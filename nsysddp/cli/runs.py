@@ -223,7 +223,7 @@ def _print_trend(result: Trend) -> None:
         f"{title_of(result.metric)} over {len(result.points)} runs, {scale.unit}; {who}, median over steps"
     )
     _print_table(
-        ("run", "saved", "label", "rank", "median", "95 % interval", "best rank", "steps"),
+        ("run", "saved", "label", "rank", "median", "95 % interval", "best", "steps"),
         [
             (
                 str(point.run_id),
@@ -237,7 +237,7 @@ def _print_trend(result: Trend) -> None:
             )
             for point in result.points
         ],
-        right=("run", "rank", "median", "95 % interval", "best rank", "steps"),
+        right=("run", "rank", "median", "95 % interval", "best", "steps"),
     )
     for number, change in enumerate(result.change_points, 1):
         click.echo(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -335,12 +336,10 @@ def _session(url: str | None, *, write: bool = False, create: bool = False) -> I
 
 
 def _need_extra() -> None:
-    try:
-        import alembic  # noqa: F401
-    except ImportError:
-        raise EvidenceError(
-            "the results database needs packages that are not installed", do="pip install 'nsysddp[store]'"
-        ) from None
+    missing = [name for name in ("alembic", "platformdirs", "psycopg") if find_spec(name) is None]
+    if missing:
+        what = f"the results database needs {', '.join(missing)}, not installed here"
+        raise EvidenceError(what, do="pip install 'nsysddp[store]'")
 
 
 # ------------------------------------------------------------ a document as rows
