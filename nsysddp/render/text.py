@@ -199,3 +199,20 @@ def print_table(result: Result, name: str, out: Console | None = None) -> None:
             )
         )
     screen.print(table)
+
+
+def print_side_by_side(results: dict[str, Result], out: Console | None = None) -> None:
+    """Print several runs one below the other: verdict and figures of each rank."""
+    screen = out or console()
+    for name, result in results.items():
+        screen.print(Text(name, style="bold underline"))
+        screen.print(Padding(Text(result.findings[0].message, style="bold"), (0, 0, 0, 2)))
+        for finding in result.findings[1:]:
+            if finding.severity >= _HEADLINE:
+                screen.print(_bullet(finding.message))
+        screen.print(_rank_table(result, wide=screen.width >= WIDE))
+        screen.print(Padding(_spread(result), (0, 0, 1, 2)))
+
+
+_HEADLINE = 70
+"""Findings from this severity on belong beside the verdict."""

@@ -1,0 +1,53 @@
+# Two commands on a fresh machine with Python and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
+CORE := nsysddp/intervals.py,nsysddp/classify.py,nsysddp/trace.py,nsysddp/ingest/*.py,nsysddp/analyses/*.py
+
+.PHONY: demo test lint types imports unit coverage mutants format clean
+
+demo: $(VENV)/.demo
+	$(BIN)/nsysddp demo
+
+test: lint types imports unit coverage mutants
+
+$(VENV)/.base:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.base pyproject.toml
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo pyproject.toml
+	$(BIN)/python -m pip install -q 'torch==2.13.0'
+	$(BIN)/python -m pip install -q -e '.[dev,store,report,notebooks,workloads]'
+	touch $@
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+imports: $(VENV)/.test
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report= --durations=15
+
+coverage: $(VENV)/.test
+	$(BIN)/coverage report --include='$(CORE)' --fail-under=92
+
+mutants: $(VENV)/.test
+	$(BIN)/python tests/planted_mistakes.py
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage nsysddp-demo

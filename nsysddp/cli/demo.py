@@ -1,0 +1,46 @@
+"""``nsysddp demo``: the main job on the bundled captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsysddp.errors import UsageError
+
+
+@click.command("demo")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("nsysddp-demo"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder for pictures, tables and JSON; replaced if a demo made it.",
+)
+def command(out: Path) -> None:
+    """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one."""
+    from nsysddp import samples
+    from nsysddp.analyses import analyze, context_of
+    from nsysddp.ingest.load import load
+    from nsysddp.render import document
+    from nsysddp.render.text import console, print_side_by_side
+    from nsysddp.render.timeline import save_timeline
+
+    captures = {"12 buckets": samples.TWELVE_BUCKETS, "1 bucket": samples.ONE_BUCKET}
+    mark = out / ".nsysddp-demo"
+    if out.exists() and not mark.is_file():
+        raise UsageError(f"{out.name} exists and is no demo folder", do="give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    results = {}
+    for title, name in captures.items():
+        trace = load(samples.path(name))
+        stem = name.partition(".")[0]
+        results[title] = analyze(trace)
+        document.write_folder(results[title], out / stem, force=True)
+        save_timeline(context_of(trace), out / f"{stem}.png", force=True)
+    screen = console()
+    print_side_by_side(results, screen)
+    screen.print()
+    screen.print(f"Pictures, tables and JSON: {out.resolve()}", soft_wrap=True)
