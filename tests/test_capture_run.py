@@ -349,6 +349,29 @@ def test_marked_lines_of_the_failed_rank_come_before_the_others() -> None:
     assert all(line.startswith("[rank1]:") for line in found.details)
 
 
+def test_lines_of_torchrun_and_nsys_are_not_taken_for_the_programs_last_words() -> None:
+    log = "\n".join(
+        [
+            "W1129 18:41:16.553000 9751 torch/distributed/run.py:874] Setting OMP_NUM_THREADS to 1",
+            "Traceback (most recent call last):",
+            "ValueError: loss is nan",
+            "E1129 18:41:17.553000 9751 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)",
+            "Traceback (most recent call last):",
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+            "Root Cause (first observed failure):",
+            "  rank      : 0 (local_rank: 0)",
+            "  exitcode  : 1 (pid: 5)",
+            "Generating '/tmp/nsys-report-1.qdstrm'",
+            "[1/1] [0%                          ] report.nsys-rep\r[1/1] [=====100%] report.nsys-rep",
+            "Generated:",
+            "    /tmp/captures/report.nsys-rep",
+        ]
+    )
+    found = failures.workload_failure(log, 1)
+    assert found.details == ("Traceback (most recent call last):", "ValueError: loss is nan")
+    assert "rank 0 of the workload ended with exit code 1: ValueError: loss is nan" in str(found)
+
+
 def test_missing_torch_inside_the_launch_is_its_own_class() -> None:
     log = "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'torch'\n"
     assert failures.workload_failure(log, 1).kind == "torch_missing"

@@ -35,9 +35,11 @@ _LAST_LINES = 12
 _NO_SPACE = re.compile(
     r"no space left on device|ENOSPC|disk quota exceeded|not enough (?:disk )?space", re.IGNORECASE
 )
-_LAUNCHER_LINE = re.compile(
-    r"^[EWIF]\d{4} \d\d:\d\d:\d\d|torch/distributed/(elastic|run|launcher)|ChildFailedError"
+_NOT_THE_PROGRAMS = re.compile(
+    r"^[EWIF]\d{4} [\d:.]+ \d+ torch/distributed/|^Generating '|^Generated:|^\[\d+/\d+\] |^\s+/.*\.(nsys-rep|qdstrm)$"
 )
+"""Lines of torchrun and of nsys between those of the program."""
+_LAUNCHER_GIVES_UP = re.compile(r"^E\d{4} .*torch/distributed/elastic|ChildFailedError")
 _ROOT_CAUSE = re.compile(
     r"Root Cause.*?rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL | re.IGNORECASE
 )
@@ -97,8 +99,9 @@ def workload_failure(log: str, code: int) -> Failure:
     lines = log_lines(log)
     rank = cause["rank"] if cause else None
     marked = [line for line in lines if re.match(rf"\[(?:rank|default){rank}\]:", line)] if rank else []
-    first = next((at for at, line in enumerate(lines) if _LAUNCHER_LINE.search(line)), len(lines))
-    last = (marked or lines[:first] or lines)[-_LAST_LINES:]
+    end = next((at for at, line in enumerate(lines) if _LAUNCHER_GIVES_UP.search(line)), len(lines))
+    own = [line for line in lines[:end] if not _NOT_THE_PROGRAMS.search(line)]
+    last = (marked or own or lines)[-_LAST_LINES:]
     words = next((found[1] for line in reversed(last) if (found := _ERROR_LINE.match(line))), None)
     who = f"rank {rank} of the workload" if rank else "the workload"
     code = int(cause["code"]) if cause else code
