@@ -248,7 +248,9 @@ class Scene:
         ]
         ranks = sorted({event["rank"] for event in self.events})
         return Trace(
-            ranks=schema.RANK.frame([{"rank": r, "clock_residual_ns": self.residuals.get(r)} for r in ranks]),
+            ranks=schema.RANK.frame(
+                [{"rank": r, "report": f"rank{r}", "clock_residual_ns": self.residuals.get(r)} for r in ranks]
+            ),
             processes=schema.PROCESSES.frame(
                 [{"process": p, "report": 0, "pid": p} for p in sorted({self._process(r) for r in ranks})]
             ),

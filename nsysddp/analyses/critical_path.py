@@ -182,7 +182,7 @@ def critical_path(
     the last events of several ranks end within 50 us of each other, each of them gets its path and the step is tied.
 
     Args:
-        trace: loaded with ``host=True`` for the full grade.
+        trace: loaded with ``host_calls=True`` for the full grade.
         per: ``step``, or ``capture`` for one path through the whole capture (another question).
         graph: the dependency graph, if it has been built.
         attribution: the step and phase of every event, if they are known.

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-CLOCK_TOLERANCE_NS = 100 * NS_PER_US
-"""Residual of a clock alignment above which ranks are not compared (definitions: when)."""
-
 LATENCY_NS = 10 * NS_PER_US
 """An event that has all it needs, on a device that is free, starts within this time."""
 
@@ -411,18 +408,15 @@ def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Ints, NDArra
     matched = np.zeros(count, dtype=bool)
     if Rule.ARRIVAL not in active:
         return ready, last, matched, 0
-    usable = {
-        rank
-        for rank, residual in trace.ranks.select("rank", "clock_residual_ns").iter_rows()
-        if residual is None or residual <= CLOCK_TOLERANCE_NS
-    }
+    doubtful = trace.ranks.filter(pl.col("clock_residual_ns") > trace.clock_tolerance_ns)["rank"].to_list()
+    event = trace.collectives["event"]
     rows = trace.collectives.with_columns(
-        rank=trace.events["rank"].gather(trace.collectives["event"]),
-        start_ns=trace.events["start_ns"].gather(trace.collectives["event"]),
-    ).filter(pl.col("rank").is_in(list(usable)))
+        rank=trace.events["rank"].gather(event), start_ns=trace.events["start_ns"].gather(event)
+    ).filter(pl.col("collective_id").is_not_null(), ~pl.col("rank").is_in(doubtful))
+    # Of several that arrived at once the highest rank counts, as in the collective table.
     groups = (
-        rows.filter(pl.col("collective_id").is_not_null(), pl.col("ready_peers").is_null())
-        .sort("collective_id", "start_ns", "rank", descending=[False, True, False])
+        rows.filter(pl.col("ready_peers").is_null())
+        .sort("collective_id", "start_ns", "rank", descending=[False, True, True])
         .with_columns(
             last=pl.col("event").first().over("collective_id"),
             ready=pl.col("start_ns").first().over("collective_id"),
@@ -432,25 +426,25 @@ def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Ints, NDArra
         .select("event", "last", "ready")
     )
     peers = (
-        rows.filter(pl.col("ready_peers").is_not_null()).select("event", peer="ready_peers").explode("peer")
+        rows.filter(pl.col("ready_peers").is_not_null())
+        .select("event", peer="ready_peers")
+        .explode("peer")
+        .drop_nulls("peer")
     )
-    peers = peers.filter(pl.col("peer").is_not_null())
     pairs = (
         peers.with_columns(ready=trace.events["start_ns"].gather(peers["peer"]))
-        .sort("event", "ready", "peer", descending=[False, True, False])
-        .group_by("event", maintain_order=True)
-        .first()
+        .sort("event", "ready", "peer", descending=[False, True, True])
+        .unique("event", keep="first", maintain_order=True)
         .select("event", last="peer", ready="ready")
     )
     found = pl.concat([groups, pairs])
-    event, arriver, arrival = (found[name].to_numpy() for name in ("event", "last", "ready"))
-    own = start[event] >= arrival  # it arrived last itself, or at the same time
-    arriver, arrival = np.where(own, event, arriver), np.where(own, start[event], arrival)
-    in_time = arrival < end[event]
-    ended_early = int((~in_time & ~own).sum())
-    in_time |= own
-    event, arriver, arrival = event[in_time], arriver[in_time], arrival[in_time]
-    ready[event], last[event], matched[event] = arrival, arriver, True
+    member, arriver, arrival = (found[name].to_numpy() for name in ("event", "last", "ready"))
+    own = start[member] >= arrival  # it arrived last itself, or at the same time
+    arriver, arrival = np.where(own, member, arriver), np.where(own, start[member], arrival)
+    in_time = own | (arrival < end[member])
+    ended_early = int((~in_time).sum())
+    member, arriver, arrival = member[in_time], arriver[in_time], arrival[in_time]
+    ready[member], last[member], matched[member] = arrival, arriver, True
     return ready, last, matched, ended_early
 
 
