@@ -1,0 +1,490 @@
+"""What does a timeline show of a run? Lanes of interval sets for each rank, and the words beside them; no drawing.
+
+Nothing is measured here: the sets come from the analyses, and how they are drawn is decided from the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.analyses.steps import Selection, windows
+from nsysddp.errors import UsageError
+from nsysddp.intervals import Intervals
+from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, duration, ranges_of
+from nsysddp.render.theme import LOOKS, Look, phase_look, printable, short
+from nsysddp.units import ms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.analyses import Context
+    from nsysddp.analyses.steps import Window
+    from nsysddp.trace import Trace
+
+    Times = NDArray[np.int64]
+
+MOST_RANKS_IN_FULL = 8
+MOST_RANKS = 100
+
+_COMPACT_IN = 13.0
+"""Height that the strips of many ranks share."""
+
+_HEIGHT_IN = {
+    "compute": 0.22,
+    "spin": 0.16,
+    "communication": 0.22,
+    "exposed": 0.11,
+    "memory": 0.13,
+    "graph": 0.2,
+    "idle": 0.13,
+}
+
+_APART_IN = 0.08
+"""Step boundaries nearer to each other would be a grey area."""
+
+_EXACT = frozenset({"exposed", "idle"})
+"""Lanes of what is left over: bars one pixel wide would overstate them, so they are columns as soon as that matters."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane of one rank: disjoint interval sets, each with its look.
+
+    Attributes:
+        name: lanes of the same name are drawn alike on all ranks.
+        label: its name at the left; empty for none.
+        height_in: height in inches.
+        parts: look and intervals, drawn and stacked in this order.
+    """
+
+    name: str
+    label: str
+    height_in: float
+    parts: tuple[tuple[Look, Intervals], ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """When the host was in a phase: its look and its intervals."""
+
+    look: Look
+    spans: Intervals
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Collectives of one rank, by the middle of each: number in its step, and step (-1: the run has none)."""
+
+    middle_ns: Times
+    number: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """All that is shown of one rank.
+
+    Attributes:
+        rank, host: who.
+        place: where it ran, in lines.
+        lanes: from the top.
+        phases: what its process did on the host, in the order in which they are drawn.
+        numbers: its collectives.
+        windows: its steps.
+        boundaries: edges of its steps in ns, no two nearer than can be told apart.
+    """
+
+    rank: int
+    host: str | None
+    place: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    phases: tuple[Phase, ...]
+    numbers: Numbered
+    windows: tuple[Window, ...]
+    boundaries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything a picture needs, before any of it is drawn.
+
+    Attributes:
+        view: the part of time.
+        rows: the ranks.
+        full: every lane of each rank, or one strip a rank.
+        columns: names of the lanes that are drawn as columns.
+        names: step index to step name.
+        warm: steps that are warm-up on any rank.
+        title, subtitle, axis, notes: words.
+    """
+
+    view: View
+    rows: tuple[Row, ...]
+    full: bool
+    columns: frozenset[str]
+    names: dict[int, str]
+    warm: frozenset[int]
+    title: str
+    subtitle: str
+    axis: str
+    notes: tuple[str, ...] = ()
+
+
+def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = None) -> Scene:
+    """What of a run is shown, and at which level of detail?
+
+    Args:
+        context: what the analyses share; its selection decides which part of time is shown.
+        width_in: width of the plot in inches.
+        ranks: the ranks to show; all by default.
+
+    Raises:
+        UsageError: a rank does not exist, or none has a window in the part asked for.
+    """
+    trace = context.trace
+    shown = _ranks(context, ranks)
+    drawn = _thinned(shown)
+    full = len(drawn) <= MOST_RANKS_IN_FULL
+    view = _view(context, drawn, width_in)
+    stepwise = windows(trace, context.attribution, Selection(per="step"))
+    of_steps = stepwise.windows if stepwise.per == "step" else ()
+    numbers = _numbers(context)
+    kinds = _kinds(context, drawn, view)
+    rows = []
+    for rank in drawn:
+        sets = _Sets(context, rank)
+        mine = tuple(window for window in of_steps if window.rank == rank)
+        facts = trace.ranks.row(by_predicate=pl.col("rank") == rank, named=True)
+        rows.append(
+            Row(
+                rank=rank,
+                host=facts["host"],
+                place=_place(facts),
+                lanes=_full_lanes(sets, kinds) if full else _compact_lanes(sets, len(drawn)),
+                phases=_phases(context, rank) if full else (),
+                numbers=numbers[rank],
+                windows=mine,
+                boundaries=_boundaries(mine, view),
+            )
+        )
+    several = len(trace.inputs) > 1
+    scene = Scene(
+        view=view,
+        rows=tuple(rows),
+        full=full,
+        columns=_in_columns(rows, view),
+        names=dict(context.attribution.steps.select("step_index", "name").iter_rows()),
+        warm=frozenset(window.step for window in of_steps if window.is_warmup),
+        title=_title(trace),
+        subtitle=_subtitle(context, shown),
+        axis=f"time since {'the earliest ' if several else ''}session start, ms",
+    )
+    return replace(scene, notes=tuple(_notes(scene, context, shown)))
+
+
+# --- which ranks, which time ---------------------------------------------------------------------------------
+
+
+def _ranks(context: Context, wanted: Sequence[int] | None) -> list[int]:
+    known = context.trace.rank_numbers
+    missing = sorted(set(wanted or ()) - set(known))
+    if missing:
+        raise UsageError(f"there is no rank {missing[0]}", do=f"choose from {ranges_of(known)}")
+    chosen = known if wanted is None else sorted(set(wanted))
+    with_window = {window.rank for window in context.windows.windows}
+    kept = [rank for rank in chosen if rank in with_window]
+    if not kept:
+        raise UsageError("none of the ranks has GPU work in the chosen part", do="choose others with --ranks")
+    return kept
+
+
+def _thinned(ranks: list[int]) -> list[int]:
+    """At most ``MOST_RANKS`` of them, evenly spread, the first and the last among them."""
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    places = np.linspace(0, len(ranks) - 1, MOST_RANKS).round().astype(int)
+    return [ranks[place] for place in places.tolist()]
+
+
+def _view(context: Context, ranks: list[int], width_in: float) -> View:
+    """From the first to the last window of the ranks; a little air where no bound was given."""
+    start, end = _extent(context, ranks)
+    air = max((end - start) // 80, 1)
+    selection = context.selection
+    start = start - air if selection.from_ns is None else selection.from_ns
+    end = end + air if selection.to_ns is None else selection.to_ns
+    return View(start, max(end, start + 1), width_in)
+
+
+def _extent(context: Context, ranks: list[int]) -> tuple[int, int]:
+    chosen = [window for window in context.windows.windows if window.rank in set(ranks)]
+    return min(window.start for window in chosen), max(window.end for window in chosen)
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------
+
+
+class _Sets:
+    """The interval sets of one rank, by the keys of the looks."""
+
+    def __init__(self, context: Context, rank: int) -> None:
+        trace = context.trace
+        split = context.splits[rank]
+        busy = trace.union(rank, ["compute", "spin"])
+        self.compute = trace.union(rank, ["compute"])
+        self.spin = trace.union(rank, ["spin"])
+        communication = trace.union(rank, ["communication"])
+        self.split = (("wait", split.wait), ("unsplit", split.unsplit), ("transfer", split.transfer))
+        self.memory = trace.union(rank, ["memory"])
+        self.graph = trace.union(rank, ["graph"])
+        mine = [window for window in context.windows.windows if window.rank == rank]
+        known = [window for window in mine if not self.graph.length_within(window.start, window.end)]
+        # Under a graph of unknown content nobody knows what was exposed.
+        exposed = communication - busy
+        self.exposed = exposed if len(known) == len(mine) else exposed & _hull(known)
+        self.idle = _hull(mine) - (busy | communication | self.memory | self.graph)
+        # One strip for all but communication: what is nearer to computing hides what is not.
+        self.work = (
+            ("compute", self.compute),
+            ("spin", self.spin - self.compute),
+            ("memory", self.memory - busy),
+            ("graph", self.graph - (busy | self.memory)),
+        )
+
+
+def _hull(some: Sequence[Window]) -> Intervals:
+    return Intervals.union_of([window.start for window in some], [window.end for window in some])
+
+
+def _kinds(context: Context, ranks: list[int], view: View) -> frozenset[str]:
+    """Classes that any of the ranks has in view: lanes are the same for all."""
+    return frozenset(
+        name
+        for name in ("spin", "communication", "memory", "graph")
+        if any(context.trace.union(rank, [name]).length_within(view.start, view.end) for rank in ranks)
+    )
+
+
+def _lane(name: str, label: str, height_in: float, *parts: tuple[str, Intervals]) -> Lane:
+    return Lane(name, label, height_in, tuple((LOOKS[key], some) for key, some in parts))
+
+
+def _full_lanes(sets: _Sets, kinds: frozenset[str]) -> tuple[Lane, ...]:
+    every: tuple[tuple[str, str, tuple[tuple[str, Intervals], ...]], ...] = (
+        ("compute", "compute", (("compute", sets.compute),)),
+        ("spin", "spin", (("spin", sets.spin),)),
+        ("communication", "communication", sets.split),
+        ("exposed", "exposed", (("exposed", sets.exposed),)),
+        ("memory", "memory", (("memory", sets.memory),)),
+        ("graph", "CUDA graph", (("graph", sets.graph),)),
+        ("idle", "idle", (("idle", sets.idle),)),
+    )
+    there = kinds | {"compute", "idle"} | ({"exposed"} if "communication" in kinds else set())
+    return tuple(
+        _lane(name, label, _HEIGHT_IN[name], *parts) for name, label, parts in every if name in there
+    )
+
+
+def _compact_lanes(sets: _Sets, count: int) -> tuple[Lane, ...]:
+    pitch = min(0.34, max(0.13, _COMPACT_IN / count))
+    return (
+        _lane("work", "", 0.45 * pitch, *sets.work),
+        _lane("communication", "", 0.25 * pitch, *sets.split),
+        _lane("exposed", "", 0.11 * pitch, ("exposed", sets.exposed)),
+    )
+
+
+def _in_columns(rows: Sequence[Row], view: View) -> frozenset[str]:
+    """Lanes whose bars would claim too much time on any rank."""
+    return frozenset(
+        lane.name
+        for row in rows
+        for lane in row.lanes
+        if claimed_ns([part for _, part in lane.parts], view)
+        > (0 if lane.name in _EXACT else MOST_INFLATION * view.span)
+    )
+
+
+def _edges(some: Sequence[Window], view: View) -> list[int]:
+    edges = {edge for window in some for edge in (window.start, window.end)}
+    return sorted(edge for edge in edges if view.start <= edge <= view.end)
+
+
+def _boundaries(some: Sequence[Window], view: View) -> tuple[int, ...]:
+    """Edges of the windows in view, each at least ``_APART_IN`` after the one before."""
+    kept: list[int] = []
+    for edge in _edges(some, view):
+        if not kept or (edge - kept[-1]) * view.width_in >= _APART_IN * view.span:
+            kept.append(edge)
+    return tuple(kept)
+
+
+def _phases(context: Context, rank: int) -> tuple[Phase, ...]:
+    """Phases of the rank's process, longest first, so that nested ones stay visible."""
+    trace = context.trace
+    mine = context.attribution.phases.filter(pl.col("process") == trace.process_of_rank[rank])
+    made = []
+    for place, name in enumerate(trace.phase_patterns):
+        part = mine.filter(pl.col("phase") == name)
+        if part.height:
+            spans = Intervals.union_of(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+            made.append(Phase(phase_look(name, place), spans))
+    return tuple(sorted(made, key=lambda phase: -phase.spans.length_ns))
+
+
+def _numbers(context: Context) -> dict[int, Numbered]:
+    """Each rank's collectives with their number in their step, equal on all ranks where they are matched.
+
+    Collectives of a step are counted from 1 in the order of their earliest start over the ranks; one without a
+    counterpart counts in its own rank only. In a run with steps those launched outside have no number.
+    """
+    timed = context.timed
+    matched = pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null()
+    table = (
+        timed.select("rank", "event", "collective_id", "ready_ns", "start_ns", "end_ns")
+        .with_columns(
+            pl.Series("step", context.attribution.step[timed["event"].to_numpy()], dtype=pl.Int64),
+            # Two kernels of one collective on one rank (a grouped send and its receive) are numbered apart.
+            pl.int_range(pl.len()).over("rank", "collective_id").alias("part"),
+            pl.when(matched).then(pl.col("collective_id")).otherwise(-1 - pl.col("event")).alias("key"),
+            (pl.col("start_ns") + (pl.col("end_ns") - pl.col("start_ns")) // 2).alias("middle"),
+        )
+        .filter((pl.col("step") >= 0) | (not context.attribution.steps.height))
+    )
+    counted = (
+        table.group_by("key", "part", "step")
+        .agg(pl.col("start_ns").min().alias("first"))
+        .sort("step", "first", "key", "part")
+        .with_columns((pl.int_range(pl.len()).over("step") + 1).alias("number"))
+    )
+    numbered = table.join(counted, on=["key", "part", "step"], how="left").sort("rank", "middle", "number")
+    made = {}
+    for rank in context.trace.rank_numbers:
+        mine = numbered.filter(pl.col("rank") == rank)
+        made[rank] = Numbered(
+            *(mine[name].to_numpy().astype(np.int64) for name in ("middle", "number", "step"))
+        )
+    return made
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def _place(facts: dict[str, Any]) -> tuple[str, ...]:
+    where = [facts["host"], None if facts["device"] is None else f"device {facts['device']}"]
+    lines = [", ".join(part for part in where if part), "" if facts["pid"] is None else f"pid {facts['pid']}"]
+    return tuple(printable(line) for line in lines if line)
+
+
+def _title(trace: Trace) -> str:
+    names = [one.name for one in trace.inputs]
+    if not names:
+        return "Timeline"
+    return short(names[0], 70) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _subtitle(context: Context, shown: list[int]) -> str:
+    trace, selection = context.trace, context.selection
+    everyone = len(trace.rank_numbers)
+    hosts = {host for host in trace.ranks["host"].to_list() if host}
+    who = f"rank {shown[0]}" if len(shown) == 1 else f"{len(shown):,} ranks"
+    if len(shown) < everyone:
+        who += f" of {everyone:,}"
+    if len(hosts) > 1:
+        who += f" on {len(hosts)} hosts" if len(shown) == everyone else ""
+    if context.windows.per == "step":
+        steps = sorted({window.step for window in context.windows.windows if window.rank in set(shown)})
+        total = context.attribution.steps.height
+        names = dict(context.attribution.steps.select("step_index", "name").iter_rows())
+        what = (
+            f"{len(steps):,}{'' if len(steps) == total else f' of {total:,}'} step{'s' if total > 1 else ''}"
+        )
+        ends = dict.fromkeys([short(names[steps[0]], 24), short(names[steps[-1]], 24)])
+        what += f" ({' to '.join(ends)})"
+    else:
+        whole = selection.from_ns is None and selection.to_ns is None
+        what = "whole capture" if whole else "part of the capture"
+    start, end = _extent(context, shown)
+    return "  ·  ".join([who, what, f"{ms(start):,.3f} to {ms(end):,.3f} ms".replace("-", "−")])
+
+
+def _notes(scene: Scene, context: Context, shown: list[int]) -> list[str]:
+    trace, view = context.trace, scene.view
+    notes = [_detail_note(scene, trace), _clock_note(trace, [row.rank for row in scene.rows])]
+    if scene.full and any(
+        ((row.numbers.middle_ns >= view.start) & (row.numbers.middle_ns < view.end)).any()
+        for row in scene.rows
+    ):
+        notes.append(
+            "Numbers count the collectives of a step in order of start, equal on all ranks where matched; "
+            "(n) stands for n of several steps."
+            if context.attribution.steps.height
+            else "Numbers count the collectives in order of start, equal on all ranks where matched."
+        )
+    if any(len(row.boundaries) < len(_edges(row.windows, view)) for row in scene.rows):
+        notes.append("Steps are too short to draw every boundary (zoom in with --steps, --from and --to).")
+    if len(shown) > len(scene.rows):
+        notes.append(
+            f"{len(scene.rows)} of {len(shown):,} ranks are drawn, evenly spread; choose with --ranks."
+        )
+    if not scene.full:
+        notes.append(
+            "Each rank from the top: compute (where nothing computes: memory, graphs), communication, exposed. "
+            f"Up to {MOST_RANKS_IN_FULL} ranks (--ranks) show every lane, the host and numbers."
+        )
+    if any(trace.union(row.rank, ["graph"]).length_within(view.start, view.end) for row in scene.rows):
+        notes.append(
+            "CUDA graphs were traced as whole spans: what ran in them, and so what was exposed, is unknown "
+            "(capture with --cuda-graph-trace=node)."
+        )
+    for warning in context.windows.warnings:
+        if warning.code == "no_steps":
+            text = printable(warning.message)
+            notes.append(f"{text[:1].upper()}{text[1:]}.")
+    return notes
+
+
+def _detail_note(scene: Scene, trace: Trace) -> str:
+    view, events, brief, instant = scene.view, 0, 0, 0
+    for row in scene.rows:
+        mine = trace.events_of(row.rank)
+        start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+        length = (end - start)[(start < view.end) & (end >= view.start)]
+        events += int(length.size)
+        brief += int(np.count_nonzero((length < view.pixel) & (length > 0)))
+        instant += int(np.count_nonzero(length == 0))
+    text = f"{events:,} GPU event{'' if events == 1 else 's'}."
+    if brief:
+        text += f" Events shorter than a pixel ({duration(view.pixel)}) are merged: {brief:,} of them."
+    if scene.columns:
+        order = [lane.name for lane in scene.rows[0].lanes if lane.name in scene.columns]
+        named = ", ".join({"work": "compute", "graph": "CUDA graph"}.get(name, name) for name in order)
+        text += f" In {named} a column is one pixel, its height the share of its time that is covered."
+    if instant:
+        text += f" {instant:,} of no length {'is' if instant == 1 else 'are'} not drawn."
+    return text
+
+
+def _clock_note(trace: Trace, ranks: list[int]) -> str:
+    mine = trace.ranks.filter(pl.col("rank").is_in(ranks))
+    methods = set(mine["clock_method"].drop_nulls().to_list())
+    residual = mine["clock_residual_ns"].max()
+    if len(ranks) == 1:
+        return "One rank: no clock is compared with another."
+    if isinstance(residual, int):
+        beyond = (
+            f", above the tolerance of {duration(trace.clock_tolerance_ns)}, so wait and transfer are not told"
+            if residual > trace.clock_tolerance_ns
+            else ""
+        )
+        return f"Clocks: reports aligned on matched collectives, uncertain by {duration(residual)}{beyond}."
+    if methods <= {"shared"}:
+        return "Clocks: the ranks share one; ends of a matched collective still differ by 10 to 50 µs by protocol."
+    if "none" in methods:
+        return "Clocks: nothing aligns these reports, so positions cannot be compared between them."
+    return "Clocks: reports aligned by their session start only; the uncertainty is unknown."
