@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
+
+if TYPE_CHECKING:
+    import polars as pl
+    from numpy.typing import NDArray
 
 KIND_OF_CALL = {
     "ncclAllReduce": "all_reduce",
@@ -31,27 +35,30 @@ KIND_OF_CALL = {
 _MESSAGE_IS_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Carried:
-    """What one communication kernel carries.
+    """Which operations each communication kernel carries.
 
     Attributes:
-        operations: rows of the operations frame, in host order; empty if the trace does not tell.
-        shared: True if the split of a group over several kernels is not recorded, so sizes are unknown.
+        only: row of the one operation of each kernel; -1 if it carries none or several.
+        several: kernel to the rows of its operations, in host order, where it carries more than one.
+        shared: kernels of a call that launched several and did not record which carries what: their sizes and
+            sequence are unknown.
     """
 
-    operations: tuple[int, ...]
-    shared: bool = False
+    only: NDArray[np.int64]
+    several: dict[int, tuple[int, ...]]
+    shared: set[int]
 
 
 def carried_operations(
     operations: pl.DataFrame,
-    process: np.ndarray,
-    thread: np.ndarray,
-    launch_ns: np.ndarray,
-    launched: np.ndarray,
-    rank: np.ndarray,
-) -> list[Carried]:
+    process: NDArray[Any],
+    thread: NDArray[Any],
+    launch_ns: NDArray[Any],
+    launched: NDArray[Any],
+    rank: NDArray[Any],
+) -> Carried:
     """The operations of each communication kernel.
 
     Args:
@@ -60,41 +67,38 @@ def carried_operations(
         launched: False where the kernel has no launch row.
         rank: rank of each kernel, to tell the devices of one process apart.
     """
-    result = [Carried(())] * launched.size
-    if not operations.height:
+    result = Carried(np.full(launched.size, -1, dtype=np.int64), {}, set())
+    if not operations.height or not launched.any():
         return result
-    lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    ops_process = operations["process"].to_list()
-    ops_thread = operations["thread"].to_list()
-    for row, key in enumerate(zip(ops_process, ops_thread, strict=True)):
-        lanes[key].append(row)
-    start = operations["start_ns"].to_numpy()
-    end = operations["end_ns"].to_numpy()
-    calls = operations["call"].to_list()
-    rows_by_lane: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in np.flatnonzero(launched).tolist():
-        rows_by_lane[int(process[row]), int(thread[row])].append(row)
-    for key, kernels in rows_by_lane.items():
-        rows = lanes.get(key)
-        if not rows:
+    calls = operations["call"].to_numpy()
+    start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
+    lane_of_call = operations["process"].to_numpy().astype(np.int64) << 32 | operations["thread"].to_numpy()
+    lane_of_kernel = process.astype(np.int64) << 32 | thread.astype(np.int64)
+    for lane in np.unique(lane_of_kernel[launched]).tolist():
+        rows = np.flatnonzero(lane_of_call == lane)
+        kernels = np.flatnonzero(launched & (lane_of_kernel == lane))
+        if not rows.size:
             continue
-        timeline = _Timeline(np.asarray(rows), start, end, calls)
+        timeline = _Timeline(rows, start, end, calls)
         at = timeline.containing(launch_ns[kernels])
-        in_call: dict[int, list[int]] = defaultdict(list)
-        for kernel, position in zip(kernels, at.tolist(), strict=True):
-            if position >= 0:
-                in_call[position].append(kernel)
-        for position, members in in_call.items():
-            found = timeline.operations_of(position)
-            for kernel, carried in zip(members, _share(found, members, rank, operations), strict=True):
-                result[kernel] = carried
+        kernels, at = kernels[at >= 0], at[at >= 0]
+        _, where, times = np.unique(at, return_inverse=True, return_counts=True)
+        simple = (times[where] == 1) & timeline.is_operation[at]
+        result.only[kernels[simple]] = timeline.rows[at[simple]]
+        by_call: dict[int, list[int]] = defaultdict(list)
+        for kernel, position in zip(kernels[~simple].tolist(), at[~simple].tolist(), strict=True):
+            by_call[position].append(kernel)
+        for position, members in by_call.items():
+            _share(timeline.operations_of(position), members, rank, operations, result)
     return result
 
 
 class _Timeline:
     """NCCL calls of one thread that no other NCCL call contains, in order."""
 
-    def __init__(self, rows: np.ndarray, start: np.ndarray, end: np.ndarray, calls: Sequence[str]) -> None:
+    def __init__(
+        self, rows: NDArray[Any], start: NDArray[Any], end: NDArray[Any], calls: NDArray[Any]
+    ) -> None:
         order = np.lexsort((-end[rows], start[rows]))
         rows = rows[order]
         reach = np.maximum.accumulate(end[rows])
@@ -103,22 +107,23 @@ class _Timeline:
         self.rows = rows[outer]
         self.start = start[self.rows]
         self.end = end[self.rows]
-        self.calls = [calls[row] for row in self.rows.tolist()]
+        self.calls = calls[self.rows]
+        self.is_operation = np.isin(self.calls, list(KIND_OF_CALL))
         self._group_start = self._groups()
 
     def _groups(self) -> dict[int, int | None]:
-        """Position of each outermost ncclGroupEnd to the position of its ncclGroupStart."""
+        """Position of each ncclGroupEnd to the position of its ncclGroupStart; None if that was not captured."""
         opened: list[int] = []
         found: dict[int, int | None] = {}
-        for position, call in enumerate(self.calls):
-            if call == "ncclGroupStart":
+        marks = np.flatnonzero(np.isin(self.calls, ("ncclGroupStart", "ncclGroupEnd")))
+        for position in marks.tolist():
+            if self.calls[position] == "ncclGroupStart":
                 opened.append(position)
-            elif call == "ncclGroupEnd":
-                begun = opened.pop() if opened else None
-                found[position] = begun
+            else:
+                found[position] = opened.pop() if opened else None
         return found
 
-    def containing(self, at: np.ndarray) -> np.ndarray:
+    def containing(self, at: NDArray[Any]) -> NDArray[np.int64]:
         """Position of the call that contains each instant; -1 if none."""
         position = np.searchsorted(self.start, at, side="right") - 1
         inside = (position >= 0) & (at < self.end[np.maximum(position, 0)])
@@ -135,41 +140,42 @@ class _Timeline:
         return [int(self.rows[member]) for member in members if self.calls[member] in KIND_OF_CALL]
 
 
-def _share(found: list[int], kernels: list[int], rank: np.ndarray, operations: pl.DataFrame) -> list[Carried]:
+def _share(
+    found: list[int], kernels: list[int], rank: NDArray[Any], operations: pl.DataFrame, result: Carried
+) -> None:
     """Divide the operations of one call among the kernels that it launched."""
-    if len(kernels) == 1 or not found:
-        return [Carried(tuple(found))] * len(kernels)
+    if not found:
+        return
     devices = sorted({int(rank[kernel]) for kernel in kernels})
-    if len(devices) > 1:
+    if len(devices) > 1 and len(found) % len(devices) == 0:
         # One process drives several GPUs: the group repeats each operation for each device, in device order.
-        if len(found) % len(devices):
-            return [Carried(tuple(found), shared=True)] * len(kernels)
-        by_device = {
-            device: _share(
-                found[number :: len(devices)],
-                [kernel for kernel in kernels if rank[kernel] == device],
-                rank,
-                operations,
-            )
-            for number, device in enumerate(devices)
-        }
-        taken: dict[int, int] = defaultdict(int)
-        shares = []
-        for kernel in kernels:
-            device = int(rank[kernel])
-            shares.append(by_device[device][taken[device]])
-            taken[device] += 1
-        return shares
-    if len(found) == len(kernels):
-        return [Carried((operation,)) for operation in found]
+        for number, device in enumerate(devices):
+            own = [kernel for kernel in kernels if rank[kernel] == device]
+            _share(found[number :: len(devices)], own, rank, operations, result)
+        return
+    for kernel, rows in zip(kernels, _divided(found, len(kernels), operations), strict=True):
+        if len(rows) == 1:
+            result.only[kernel] = rows[0]
+        else:
+            result.several[kernel] = tuple(rows)
+        if len(rows) == len(found) and len(kernels) > 1:
+            result.shared.add(kernel)
+
+
+def _divided(found: list[int], kernels: int, operations: pl.DataFrame) -> list[list[int]]:
+    """Operations of each of the kernels on one device; all of them for each if nothing tells."""
+    if kernels == 1:
+        return [found]
+    if len(found) == kernels:
+        return [[operation] for operation in found]
     communicators = operations["communicator"].gather(found).to_list()
     distinct = list(dict.fromkeys(communicators))
-    if len(distinct) == len(kernels) and None not in distinct:
+    if len(distinct) == kernels and None not in distinct:
         return [
-            Carried(tuple(op for op, comm in zip(found, communicators, strict=True) if comm == wanted))
+            [operation for operation, own in zip(found, communicators, strict=True) if own == wanted]
             for wanted in distinct
         ]
-    return [Carried(tuple(found), shared=True)] * len(kernels)
+    return [found] * kernels
 
 
 def kind_of(calls: Sequence[str], peers: Sequence[int | None]) -> str | None:

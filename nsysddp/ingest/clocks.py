@@ -7,13 +7,17 @@ collectives, from those with the shortest transfer.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
-from nsysddp.ingest.match import SYNCHRONISING, Kernel
+from nsysddp.ingest.match import ALL_KINDS, SYNCHRONISING, Kernels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SHORT_TRANSFER_NS = 20_000
 """Ends of short collectives differ least by protocol."""
@@ -43,7 +47,7 @@ def clocks_of(anchors: Sequence[int | None]) -> list[int]:
     ]
 
 
-def align(kernels: Sequence[Kernel], anchored: dict[int, bool]) -> dict[int, Clock]:
+def align(kernels: Kernels, anchored: Mapping[int, bool]) -> dict[int, Clock]:
     """The alignment of every clock against the first one.
 
     Args:
@@ -56,32 +60,36 @@ def align(kernels: Sequence[Kernel], anchored: dict[int, bool]) -> dict[int, Clo
     result = {0: Clock(0, None, "shared")}
     if len(anchored) == 1:
         return result
-    groups: dict[int, list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        if kernel.collective is not None and kernel.kind in (*SYNCHRONISING, "send_recv"):
-            groups[kernel.collective].append(kernel)
-    pairs: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for group in groups.values():
-        ends: dict[int, list[int]] = defaultdict(list)
-        for kernel in group:
-            ends[kernel.clock].append(kernel.end)
-        if 0 not in ends:
-            continue
-        transfer = min(kernel.end - kernel.start for kernel in group)
-        for clock, values in ends.items():
-            if clock:
-                pairs[clock].append((transfer, int(np.median(ends[0])) - int(np.median(values))))
+    comparable = [ALL_KINDS.index(kind) for kind in (*SYNCHRONISING, "send_recv")]
+    rows = np.flatnonzero((kernels.collective >= 0) & np.isin(kernels.kind, comparable))
+    frame = pl.DataFrame(
+        {
+            "collective": kernels.collective[rows],
+            "clock": kernels.clock[rows],
+            "end": kernels.end[rows],
+            "duration": kernels.end[rows] - kernels.start[rows],
+        }
+    )
+    transfer = frame.group_by("collective").agg(pl.col("duration").min().alias("transfer"))
+    ends = frame.group_by("collective", "clock").agg(pl.col("end").median().floor().cast(pl.Int64))
+    first = ends.filter(pl.col("clock") == 0).select("collective", pl.col("end").alias("reference"))
+    pairs = ends.filter(pl.col("clock") != 0).join(first, on="collective").join(transfer, on="collective")
     for clock in anchored:
         if clock == 0:
             continue
-        result[clock] = _from_pairs(pairs.get(clock, []), anchored[clock] and anchored[0])
+        mine = pairs.filter(pl.col("clock") == clock)
+        result[clock] = _from_pairs(
+            (mine["reference"] - mine["end"]).to_numpy(),
+            mine["transfer"].to_numpy(),
+            anchored[clock] and anchored[0],
+        )
     return result
 
 
-def _from_pairs(pairs: Sequence[tuple[int, int]], anchored: bool) -> Clock:
-    if not pairs:
+def _from_pairs(difference: NDArray[Any], transfer: NDArray[Any], anchored: bool) -> Clock:
+    if not difference.size:
         return Clock(0, None, "anchor" if anchored else "none")
-    short = [difference for transfer, difference in pairs if transfer <= SHORT_TRANSFER_NS]
-    chosen = np.array(short if len(short) >= 3 else [difference for _, difference in pairs])
+    short = difference[transfer <= SHORT_TRANSFER_NS]
+    chosen = short if short.size >= 3 else difference
     offset = int(np.median(chosen))
     return Clock(offset, int(np.median(np.abs(chosen - offset))), "collectives")

@@ -20,7 +20,7 @@ from nsysddp.ingest import clocks, gpu, host, sql
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, stable_order
 from nsysddp.ingest.identity import Lane, assign_ranks, host_aliases
-from nsysddp.ingest.match import Kernel, match
+from nsysddp.ingest.match import ALL_KINDS, Kernels, match
 from nsysddp.ingest.report import (
     GRAPH_TRACE,
     KERNEL,
@@ -583,7 +583,8 @@ class _Run:
             launch["known"][copies],
             rank[copies],
         )
-        inside = np.array([bool(share.operations) for share in carried])
+        inside = carried.only >= 0
+        inside[list(carried.several)] = True
         peer = np.isin(ordered["name"][copies], self._peer_names)
         class_code[copies[inside & peer]] = _CLASS_CODES["communication"]
         if (inside & peer).any():
@@ -690,78 +691,56 @@ class _Run:
         operations: pl.DataFrame,
         rank_process: dict[int, int],
         ranked: Sequence[Lane],
-    ) -> tuple[list[Kernel], pl.DataFrame]:
+    ) -> tuple[Kernels, pl.DataFrame]:
         rows = np.flatnonzero(class_code == _CLASS_CODES["communication"])
-        kinds = names["kind"].to_list()
-        clock_of = {int(lane.rank or 0): self.parts[lane.report].clock for lane in ranked}
-        kernels = [
-            Kernel(event, number, clock_of[number], start, end, stream, kinds[name])
-            for event, number, start, end, stream, name in zip(
-                rows.tolist(),
-                rank[rows].tolist(),
-                ordered["start_ns"][rows].tolist(),
-                ordered["end_ns"][rows].tolist(),
-                ordered["stream"][rows].tolist(),
-                ordered["name"][rows].tolist(),
-                strict=True,
-            )
-        ]
-        none = np.zeros(rows.size, np.int64)
-        known = launch["known"][rows] if launch is not None else np.zeros(rows.size, bool)
+        code = np.array(
+            [ALL_KINDS.index(kind) if kind else NONE for kind in names["kind"].to_list()], np.int64
+        )
+        clock_of = np.zeros(max(rank_process) + 1, dtype=np.int64)
+        for lane in ranked:
+            clock_of[lane.rank or 0] = self.parts[lane.report].clock
+        kernels = Kernels.of(
+            event=rows,
+            rank=rank[rows].astype(np.int64),
+            clock=clock_of[rank[rows]],
+            start=ordered["start_ns"][rows],
+            end=ordered["end_ns"][rows],
+            stream=ordered["stream"][rows].astype(np.int64),
+            kind=code[ordered["name"][rows]],
+        )
+        nothing = np.zeros(rows.size, np.int64)
         carried = carried_operations(
             operations,
             ordered["process"][rows],
-            launch["thread"][rows] if launch is not None else none,
-            launch["start"][rows] if launch is not None else none,
-            known,
+            launch["thread"][rows] if launch is not None else nothing,
+            launch["start"][rows] if launch is not None else nothing,
+            launch["known"][rows] if launch is not None else nothing.astype(bool),
             rank[rows],
         )
-        worlds = {lane.world_size for lane in ranked if lane.world_size is not None}
-        found = match(
-            kernels, operations, carried, rank_process, max(worlds) if worlds else None, self.tolerance
+        worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
+        found = match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
+        reasons = {how: count for how, count in sorted(found.counts.items()) if how.startswith("unmatched:")}
+        self.notes.warn(
+            "unmatched_collectives",
+            sum(reasons.values()),
+            "communication kernels without a counterpart on other ranks: "
+            + "; ".join(f"{count} because {how.partition(':')[2]}" for how, count in reasons.items()),
         )
-        unmatched = sum(count for how, count in found.counts.items() if how.startswith("unmatched"))
-        for how, count in sorted(found.counts.items()):
-            if how.startswith("unmatched:"):
-                self.notes.warn(
-                    "unmatched_collectives",
-                    count,
-                    "communication kernels without a counterpart on other ranks: "
-                    + "; ".join(
-                        f"{number} because {reason.partition(':')[2]}"
-                        for reason, number in sorted(found.counts.items())
-                        if reason.startswith("unmatched:")
-                    ),
-                )
+        self.notes.warn(
+            "sequence_offset",
+            found.offsets,
+            "communicators in which the capture began at another collective on a rank; matched after shifting",
+        )
         if found.counts["order"]:
             self.notes.assumptions.append(
-                f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, because "
-                "the export has no NCCL payloads (export with --include-blobs=true)"
+                f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, "
+                "because the export has no NCCL payloads (export with --include-blobs=true)"
             )
-        del unmatched
-        frame = pl.DataFrame(
-            [
-                (
-                    kernel.event,
-                    kernel.collective,
-                    kernel.kind,
-                    kernel.communicator,
-                    kernel.sequence,
-                    kernel.group_size,
-                    found.message_bytes(kernel),
-                    kernel.match,
-                    kernel.peers,
-                )
-                for kernel in kernels
-            ],
-            schema=schema.COLLECTIVES.dtypes,
-            orient="row",
-        )
-        return kernels, frame
+        return kernels, found.table
 
     def _align(
         self,
-        kernels: Sequence[Kernel],
+        kernels: Kernels,
         collectives: pl.DataFrame,
         ordered: dict[str, NDArray[Any]],
         rank: NDArray[Any],

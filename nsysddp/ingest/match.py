@@ -10,465 +10,613 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from nsysddp import schema
+from nsysddp.classify import KINDS
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Column = NDArray[Any]
+
+ALL_KINDS = (*KINDS, "send", "recv", "grouped")
+"""Kinds of kernels and of single operations; a code is a position in this tuple."""
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Kinds in which no rank can end before all have arrived: their ends must agree between ranks."""
 
+_CODE = {name: code for code, name in enumerate(ALL_KINDS)}
+_SYNCHRONISING = np.isin(ALL_KINDS, SYNCHRONISING)
+_PER_RANK = np.isin(ALL_KINDS, ("all_gather", "reduce_scatter", "all_to_all"))
+_POINT_TO_POINT = np.isin(ALL_KINDS, ("send", "recv"))
+_NONE = -1
+
+REASONS = (
+    "unmatched:not examined",
+    "sequence",
+    "order",
+    "unmatched:only one rank of the communicator was captured",
+    "unmatched:ranks of the communicator are missing",
+    "unmatched:the sequences of the ranks do not fit together",
+    "unmatched:missing on a rank",
+    "unmatched:kind or size differs between ranks",
+    "unmatched:the ends do not agree",
+    "unmatched:the payload names no peer",
+    "unmatched:the counterpart was not captured",
+    "unmatched:ranks of the job are missing",
+    "unmatched:only one rank was captured",
+    "unmatched:the ranks do not show the same sequence",
+    "unmatched:who sends to whom is not recorded",
+)
+"""Every value of the column ``match``."""
+_REASON = {text.removeprefix("unmatched:"): code for code, text in enumerate(REASONS)}
+
 _MAX_OFFSET = 4096
+_NEAR_ANCHOR = 64
 
 
 @dataclass
-class Kernel:
-    """One communication kernel on its way to a counterpart."""
+class Kernels:
+    """All communication kernels, ordered by (rank, start), one array a property.
 
-    event: int
-    rank: int
-    clock: int
-    start: int
-    end: int
-    stream: int
-    named_kind: str | None
-    operations: tuple[int, ...] = ()
-    shared: bool = False
-    kind: str = "unknown"
-    communicator: str | None = None
-    sequence: int | None = None
-    payload_bytes: int | None = None
-    group_size: int | None = None
-    collective: int | None = None
-    match: str = "unmatched"
-    peers: list[int] | None = None
+    Attributes:
+        event: row of the events frame.
+        rank, clock, start, end, stream: as recorded.
+        kind: code of the collective kind; before matching, what the name tells (-1: nothing).
+        communicator: code of the communicator; -1 if unknown.
+        sequence: number in the communicator; -1 if unknown.
+        payload: payload size in bytes; -1 if unknown.
+        group_size: ranks of the communicator; -1 if unknown.
+        collective: id equal over ranks; -1 where unmatched.
+        reason: position in ``REASONS``.
+        peers: send/receive: kernel to the events that it waits for.
+    """
+
+    event: Column
+    rank: Column
+    clock: Column
+    start: Column
+    end: Column
+    stream: Column
+    kind: Column
+    communicator: Column
+    sequence: Column
+    payload: Column
+    group_size: Column
+    collective: Column
+    reason: Column
+    peers: dict[int, list[int]]
+
+    @classmethod
+    def of(
+        cls,
+        event: Column,
+        rank: Column,
+        clock: Column,
+        start: Column,
+        end: Column,
+        stream: Column,
+        kind: Column,
+    ) -> Kernels:
+        """Kernels of which nothing but the recording is known."""
+        unknown = [np.full(event.size, _NONE, dtype=np.int64) for _ in range(5)]
+        return cls(event, rank, clock, start, end, stream, kind, *unknown, np.zeros(event.size, np.int64), {})
 
 
 @dataclass
 class Matched:
-    """All communication kernels with their counterparts, and what had to be inferred."""
+    """What matching found.
 
-    kernels: list[Kernel]
-    calls: list[str]
-    sizes: list[int | None]
-    counts: Counter[str] = field(default_factory=Counter)
+    Attributes:
+        kernels: the kernels, with counterparts.
+        table: ``schema.COLLECTIVES``.
+        counts: value of ``match`` to how many kernels have it.
+        offsets: communicators in which a rank's sequence began at another collective.
+    """
 
-    def message_bytes(self, kernel: Kernel) -> int | None:
-        """Message size of a kernel by the rule of its kind; None where it cannot be known."""
-        if kernel.shared:
-            return None
-        calls = [self.calls[op] for op in kernel.operations]
-        known = [self.sizes[op] for op in kernel.operations]
-        return message_bytes(kernel.kind, calls, known, kernel.group_size)
+    kernels: Kernels
+    table: pl.DataFrame
+    counts: Counter[str]
+    offsets: int
 
 
 def match(
-    kernels: list[Kernel],
+    kernels: Kernels,
     operations: pl.DataFrame,
-    carried: Sequence[Carried],
-    rank_process: dict[int, int],
+    carried: Carried,
+    rank_process: Mapping[int, int],
     world_size: int | None,
     tolerance_ns: int,
 ) -> Matched:
     """Find the counterpart of every kernel.
 
     Args:
-        kernels: all communication kernels, ordered by (rank, start).
+        kernels: all communication kernels.
         operations: ``schema.OPERATIONS``.
         carried: operations of each kernel.
         rank_process: rank to process row.
         world_size: ranks of the job as it says itself; None if it does not.
         tolerance_ns: how far ends of one collective may lie apart between ranks of one clock.
     """
-    calls = operations["call"].to_list()
-    sizes = operations["bytes"].to_list()
-    found = Matched(kernels, calls, sizes)
-    _describe(found, operations, carried, rank_process)
-    ids = _Ids()
-    ranks = sorted(rank_process)
-    members = _members(kernels)
-    incomplete = world_size is not None and world_size > len(ranks)
-    sized = _declared_sizes(operations)
-    groups: dict[str, list[Kernel]] = defaultdict(list)
-    rest: list[Kernel] = []
-    transfers: list[Kernel] = []
-    for kernel in kernels:
-        if kernel.communicator is None:
-            rest.append(kernel)
-        elif kernel.operations and {calls[op] for op in kernel.operations} <= {"ncclSend", "ncclRecv"}:
-            transfers.append(kernel)
-        else:
-            groups[kernel.communicator].append(kernel)
-    for communicator in sorted(groups):
-        of_ranks = sorted(members[communicator])
-        size = sized.get(communicator)
-        for kernel in groups[communicator]:
-            kernel.group_size = size or len(of_ranks)
-        if (size or 0) > len(of_ranks) or (size is None and incomplete and of_ranks == ranks):
-            for kernel in groups[communicator]:
-                kernel.match = "unmatched:ranks of the communicator are missing"
-                kernel.group_size = size
-        else:
-            _by_sequence(groups[communicator], of_ranks, tolerance_ns, ids, found)
-    _point_to_point(transfers, operations, members, sized, rank_process, ids, found)
-    _by_order(rest, ranks, tolerance_ns, incomplete, ids, found)
-    for kernel in kernels:
-        found.counts[kernel.match] += 1
-    return found
+    job = _Job(kernels, operations, carried, rank_process, world_size, tolerance_ns)
+    job.describe()
+    job.by_communicator()
+    job.point_to_point()
+    job.by_order()
+    table = job.table()
+    counted = Counter(dict(zip(*np.unique(kernels.reason, return_counts=True), strict=True)))
+    counts = Counter({REASONS[int(code)]: int(count) for code, count in counted.items()})
+    return Matched(kernels, table, counts, job.shifted)
 
 
-class _Ids:
-    def __init__(self) -> None:
-        self.next = 0
+class _Job:
+    """One matching, step by step."""
 
-    def new(self) -> int:
-        self.next += 1
-        return self.next - 1
+    def __init__(
+        self,
+        kernels: Kernels,
+        operations: pl.DataFrame,
+        carried: Carried,
+        rank_process: Mapping[int, int],
+        world_size: int | None,
+        tolerance: int,
+    ) -> None:
+        self.kernels = kernels
+        self.operations = operations
+        self.carried = carried
+        self.rank_process = rank_process
+        self.ranks = sorted(rank_process)
+        self.ranks_missing = world_size is not None and world_size > len(self.ranks)
+        self.tolerance = tolerance
+        self.shifted = 0
+        self._next = 0
+        self.communicators = operations["communicator"].drop_nulls().unique().sort().to_list()
+        self.calls = operations["call"].to_list()
+        self.sizes = operations["bytes"].to_list()
+        self.is_transfer = np.zeros(kernels.event.size, dtype=bool)
+
+    # --- what each kernel carries ----------------------------------------------------------------------------
+
+    def describe(self) -> None:
+        """Kind, communicator, sequence and payload size of each kernel from the operations it carries."""
+        kernels, carried = self.kernels, self.carried
+        code = {name: number for number, name in enumerate(self.communicators)}
+        of_operation = np.array(
+            [code.get(name, _NONE) for name in self.operations["communicator"].to_list()], np.int64
+        )
+        kind = np.array([_CODE.get(KIND_OF_CALL.get(call, ""), _NONE) for call in self.calls], np.int64)
+        size = self.operations["bytes"].fill_null(_NONE).to_numpy()
+        number = _sequences(self.operations)
+        one = np.flatnonzero(carried.only >= 0)
+        rows = carried.only[one]
+        point = _POINT_TO_POINT[kind[rows]] if one.size else np.zeros(0, bool)
+        kernels.kind[one] = np.where(point, _CODE["send_recv"], kind[rows])
+        kernels.communicator[one] = of_operation[rows]
+        kernels.sequence[one] = number[rows]
+        kernels.payload[one] = size[rows]
+        self.is_transfer[one] = point
+        peers = self.operations["peer"].to_list()
+        for kernel, some in carried.several.items():
+            names = [self.calls[row] for row in some]
+            told = kind_of(names, [peers[row] for row in some])
+            kernels.kind[kernel] = _CODE[told] if told else kernels.kind[kernel]
+            own = {int(of_operation[row]) for row in some}
+            if len(own) == 1:
+                kernels.communicator[kernel] = own.pop()
+                kernels.sequence[kernel] = number[some[0]]
+            if all(size[row] >= 0 for row in some):
+                kernels.payload[kernel] = sum(int(size[row]) for row in some)
+            self.is_transfer[kernel] = {"ncclSend", "ncclRecv"} >= set(names)
+        unclear = np.array(sorted(carried.shared), dtype=np.int64)
+        for column in (kernels.communicator, kernels.sequence, kernels.payload):
+            column[unclear] = _NONE
+        kernels.kind[kernels.kind < 0] = _CODE["unknown"]
+        self._number_by_device()
+
+    def _number_by_device(self) -> None:
+        """Where one process drives several GPUs, count each device's own operations."""
+        kernels = self.kernels
+        lanes = Counter(self.rank_process.values())
+        several = [rank for rank, process in self.rank_process.items() if lanes[process] > 1]
+        mine = np.flatnonzero(np.isin(kernels.rank, several) & (kernels.communicator >= 0))
+        taken: dict[tuple[int, int], int] = defaultdict(int)
+        for kernel in mine.tolist():
+            key = (int(kernels.rank[kernel]), int(kernels.communicator[kernel]))
+            kernels.sequence[kernel] = taken[key]
+            taken[key] += len(self.carried.several.get(kernel, (0,)))
+
+    # --- by communicator and sequence --------------------------------------------------------------------------
+
+    def by_communicator(self) -> None:
+        """Match collectives whose communicator is known."""
+        kernels = self.kernels
+        declared = self._declared_sizes()
+        known = np.flatnonzero(kernels.communicator >= 0)
+        order = known[np.argsort(kernels.communicator[known], kind="stable")]
+        cuts = np.flatnonzero(np.diff(kernels.communicator[order])) + 1
+        for rows in np.split(order, cuts):
+            if not rows.size:
+                continue
+            members = np.unique(kernels.rank[rows])
+            told = declared.get(int(kernels.communicator[rows[0]]))
+            kernels.group_size[rows] = told or members.size
+            everyone = members.size == len(self.ranks)
+            collective = rows[~self.is_transfer[rows]]
+            if (told or 0) > members.size or (told is None and self.ranks_missing and everyone):
+                kernels.group_size[rows] = told or _NONE
+                self._leave(rows, "ranks of the communicator are missing")
+            elif members.size < 2:
+                kernels.group_size[rows] = told if told and told > 1 else _NONE
+                self._leave(rows, "only one rank of the communicator was captured")
+            elif collective.size:
+                self._by_sequence(collective, members)
+
+    def _declared_sizes(self) -> dict[int, int]:
+        """Communicator sizes that a recorded ncclCommInit told."""
+        told = self.operations.filter(pl.col("ranks").is_not_null() & pl.col("communicator").is_not_null())
+        code = {name: number for number, name in enumerate(self.communicators)}
+        return {code[name]: int(size) for name, size in told.select("communicator", "ranks").iter_rows()}
+
+    def _by_sequence(self, rows: Column, members: Column) -> None:
+        kernels = self.kernels
+        lines = {int(rank): rows[kernels.rank[rows] == rank] for rank in members}
+        lines = {
+            rank: line[np.lexsort((kernels.start[line], kernels.sequence[line]))]
+            for rank, line in lines.items()
+            if line.size
+        }
+        if len(lines) < members.size:
+            self._leave(rows, "missing on a rank")
+            return
+        reference = max(lines, key=lambda rank: (lines[rank].size, -rank))
+        own = _Line(kernels, lines[reference])
+        at = {reference: kernels.sequence[lines[reference]]}
+        for rank, line in lines.items():
+            if rank == reference:
+                continue
+            offset = own.offset_of(_Line(kernels, line), self.tolerance)
+            if offset is None:
+                self._leave(rows, "the sequences of the ranks do not fit together")
+                return
+            self.shifted += offset != 0
+            at[rank] = kernels.sequence[line] + offset
+        self._join(
+            np.concatenate([lines[rank] for rank in lines]),
+            np.concatenate([at[rank] for rank in lines]),
+            len(lines),
+            "sequence",
+        )
+
+    def _join(self, rows: Column, position: Column, ranks: int, how: str) -> None:
+        """Give one id to the kernels at each position, if they can be one collective."""
+        kernels = self.kernels
+        order = np.lexsort((kernels.rank[rows], position))
+        rows, position = rows[order], position[order]
+        heads = np.flatnonzero(np.r_[True, position[1:] != position[:-1]])
+        size = np.diff(np.r_[heads, rows.size])
+        group = np.repeat(np.arange(heads.size), size)
+        twice = np.r_[False, (group[1:] == group[:-1]) & (kernels.rank[rows[1:]] == kernels.rank[rows[:-1]])]
+        whole = (size == ranks) & ~np.logical_or.reduceat(twice, heads)
+        alike = _same(kernels.kind[rows], heads) & _same(kernels.payload[rows], heads)
+        close = self._ends_agree(rows, heads)
+        good = whole & alike & close
+        ids = np.cumsum(good) - 1 + self._next
+        self._next += int(good.sum())
+        member = good[group]
+        kernels.collective[rows[member]] = ids[group[member]]
+        kernels.reason[rows[member]] = _REASON[how]
+        for wrong, why in (
+            (~close, "the ends do not agree"),
+            (~alike, "kind or size differs between ranks"),
+            (~whole, "missing on a rank"),
+        ):
+            self._leave(rows[wrong[group]], why)
+
+    def _ends_agree(self, rows: Column, heads: Column) -> Column:
+        """Ends of each synchronising collective lie together on every shared clock.
+
+        Only ranks of one clock are compared: between clocks the ends are what the alignment is made from.
+        """
+        kernels = self.kernels
+        agree = ~_SYNCHRONISING[kernels.kind[rows[heads]]]
+        spread = np.zeros(heads.size, dtype=np.int64)
+        for clock in np.unique(kernels.clock[rows]).tolist():
+            mine = kernels.clock[rows] == clock
+            latest = np.maximum.reduceat(np.where(mine, kernels.end[rows], np.iinfo(np.int64).min), heads)
+            earliest = np.minimum.reduceat(np.where(mine, kernels.end[rows], np.iinfo(np.int64).max), heads)
+            there = latest >= earliest
+            spread[there] = np.maximum(spread[there], latest[there] - earliest[there])
+        return agree | (spread <= 10 * self.tolerance)
+
+    def _leave(self, rows: Column, why: str) -> None:
+        self.kernels.reason[rows] = _REASON[why]
+
+    # --- sends and receives --------------------------------------------------------------------------------------
+
+    def point_to_point(self) -> None:
+        """Join sends with receives by (communicator, sender, receiver, n-th)."""
+        kernels = self.kernels
+        rows = np.flatnonzero(self.is_transfer & (kernels.communicator >= 0) & (kernels.reason == 0))
+        if not rows.size:
+            return
+        own_rank = self._own_ranks()
+        peers = self.operations["peer"].to_list()
+        starts = self.operations["start_ns"].to_list()
+        nth: Counter[tuple[int, int, int, int]] = Counter()
+        ends: dict[tuple[int, int, int, int], dict[str, int]] = defaultdict(dict)
+        touched: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        work = sorted(
+            (int(kernels.rank[kernel]), starts[row], row, kernel)
+            for kernel in rows.tolist()
+            for row in self.carried.several.get(kernel, (int(self.carried.only[kernel]),))
+        )
+        for rank, _, row, kernel in work:
+            communicator = int(kernels.communicator[kernel])
+            own, peer = own_rank.get((rank, communicator)), peers[row]
+            if own is None or peer is None:
+                kernels.reason[kernel] = _REASON["the payload names no peer"]
+                continue
+            way = "send" if self.calls[row] == "ncclSend" else "recv"
+            sender, receiver = (own, peer) if way == "send" else (peer, own)
+            if sender == receiver:
+                continue  # a message to oneself waits for nobody
+            line = (rank, communicator, sender, receiver)
+            key = (communicator, sender, receiver, nth[line])
+            nth[line] += 1
+            ends[key][way] = kernel
+            touched[kernel].append(key)
+        self._join_transfers(rows, ends, touched)
+
+    def _join_transfers(
+        self,
+        rows: Column,
+        ends: Mapping[tuple[int, int, int, int], Mapping[str, int]],
+        touched: Mapping[int, Sequence[tuple[int, int, int, int]]],
+    ) -> None:
+        kernels = self.kernels
+        others_of: dict[int, set[int]] = {}
+        for kernel in rows.tolist():
+            if kernels.reason[kernel]:
+                continue
+            keys = touched.get(kernel, [])
+            if not keys or any(len(ends[key]) < 2 for key in keys):
+                kernels.reason[kernel] = _REASON["the counterpart was not captured"]
+                continue
+            others = {other for key in keys for other in ends[key].values() if other != kernel}
+            if any(
+                kernels.clock[other] == kernels.clock[kernel]
+                and not (
+                    kernels.start[other] < kernels.end[kernel] and kernels.start[kernel] < kernels.end[other]
+                )
+                for other in others
+            ):
+                kernels.reason[kernel] = _REASON["the ends do not agree"]
+                continue
+            others_of[kernel] = others
+        for kernel, others in others_of.items():
+            if not others <= others_of.keys():
+                kernels.reason[kernel] = _REASON["the counterpart was not captured"]
+        paired = {kernel: others for kernel, others in others_of.items() if not kernels.reason[kernel]}
+        for kernel in paired:
+            if kernels.collective[kernel] >= 0:
+                continue
+            reached = [kernel]
+            while reached:
+                current = reached.pop()
+                if current in paired and kernels.collective[current] < 0:
+                    kernels.collective[current] = self._next
+                    kernels.reason[current] = _REASON["sequence"]
+                    kernels.peers[current] = sorted(int(kernels.event[other]) for other in paired[current])
+                    reached.extend(paired[current])
+            self._next += 1
+
+    def _own_ranks(self) -> dict[tuple[int, int], int]:
+        """(rank, communicator) to the rank inside the communicator.
+
+        As a recorded ncclCommInit tells, else by the order of rank numbers among the members, which is how process
+        groups are made.
+        """
+        code = {name: number for number, name in enumerate(self.communicators)}
+        told = {
+            (int(process), code[communicator]): int(own)
+            for process, communicator, own in self.operations.filter(
+                pl.col("own_rank").is_not_null() & pl.col("communicator").is_not_null()
+            )
+            .select("process", "communicator", "own_rank")
+            .iter_rows()
+        }
+        lanes = Counter(self.rank_process.values())
+        made = {}
+        kernels = self.kernels
+        for communicator in np.unique(kernels.communicator[kernels.communicator >= 0]).tolist():
+            members = np.unique(kernels.rank[kernels.communicator == communicator]).tolist()
+            for position, rank in enumerate(members):
+                process = self.rank_process[rank]
+                alone = lanes[process] == 1
+                made[rank, communicator] = told.get((process, communicator), position) if alone else position
+        return made
+
+    # --- by order -------------------------------------------------------------------------------------------------
+
+    def by_order(self) -> None:
+        """Without payloads: streams with the same sequence of kinds on every rank play the same role."""
+        kernels = self.kernels
+        rows = np.flatnonzero((kernels.communicator < 0) & (kernels.reason == 0))
+        if not rows.size:
+            return
+        if self.ranks_missing:
+            self._leave(rows, "ranks of the job are missing")
+            return
+        if len(self.ranks) < 2:
+            self._leave(rows, "only one rank was captured")
+            return
+        roles: dict[tuple[bytes, int], dict[int, Column]] = defaultdict(dict)
+        for rank in self.ranks:
+            mine = rows[kernels.rank[rows] == rank]
+            streams, first = np.unique(kernels.stream[mine], return_index=True)
+            seen: Counter[bytes] = Counter()
+            for stream in streams[np.argsort(first, kind="stable")]:
+                line = mine[kernels.stream[mine] == stream]
+                kinds = kernels.kind[line].tobytes()
+                roles[kinds, seen[kinds]][rank] = line
+                seen[kinds] += 1
+        for by_rank in roles.values():
+            self._by_role(by_rank)
+
+    def _by_role(self, by_rank: Mapping[int, Column]) -> None:
+        kernels = self.kernels
+        whole = np.concatenate([by_rank[rank] for rank in sorted(by_rank)])
+        first = next(iter(by_rank.values()))
+        kinds = kernels.kind[first]
+        if len(by_rank) < len(self.ranks):
+            self._leave(whole, "the ranks do not show the same sequence")
+            return
+        if len(by_rank) > 2 and (kinds == _CODE["send_recv"]).any():
+            self._leave(whole, "who sends to whom is not recorded")
+            return
+        if np.unique(kernels.clock[whole]).size == 1 and _SYNCHRONISING[kinds].any():
+            ends = np.stack([kernels.end[line] for line in by_rank.values()])[:, _SYNCHRONISING[kinds]]
+            if np.median(ends.max(axis=0) - ends.min(axis=0)) > self.tolerance:
+                self._leave(whole, "the ends do not agree")
+                return
+        kernels.group_size[whole] = len(by_rank)
+        self._join(whole, np.tile(np.arange(first.size), len(by_rank)), len(by_rank), "order")
+
+    # --- the answer -----------------------------------------------------------------------------------------------
+
+    def table(self) -> pl.DataFrame:
+        """``schema.COLLECTIVES`` of all kernels."""
+        kernels = self.kernels
+        names = pl.Series([*self.communicators, None], dtype=pl.String)
+        peers = pl.Series(
+            [kernels.peers.get(kernel) for kernel in range(kernels.event.size)]
+            if kernels.peers
+            else [None] * kernels.event.size,
+            dtype=pl.List(pl.Int64),
+        )
+
+        def known(values: Column) -> pl.Series:
+            return pl.select(
+                pl.when(pl.lit(pl.Series(values >= 0))).then(pl.lit(pl.Series(values)))
+            ).to_series()
+
+        return schema.COLLECTIVES.check(
+            pl.DataFrame(
+                {
+                    "event": kernels.event,
+                    "collective_id": known(kernels.collective),
+                    "kind": pl.Series(ALL_KINDS, dtype=pl.String).gather(kernels.kind),
+                    "communicator": names.gather(
+                        np.where(kernels.communicator >= 0, kernels.communicator, len(self.communicators))
+                    ),
+                    "sequence": known(kernels.sequence),
+                    "group_size": known(kernels.group_size),
+                    "bytes": known(self._message_bytes()),
+                    "match": pl.Series(REASONS, dtype=pl.String).gather(kernels.reason),
+                    "ready_peers": peers,
+                }
+            )
+        )
+
+    def _message_bytes(self) -> Column:
+        """Message size of each kernel by the rule of its kind; -1 where it cannot be known."""
+        kernels = self.kernels
+        per_rank = _PER_RANK[kernels.kind]
+        size = np.where(per_rank, kernels.payload * kernels.group_size, kernels.payload)
+        size[(kernels.payload < 0) | (per_rank & (kernels.group_size < 0))] = _NONE
+        for kernel, rows in self.carried.several.items():
+            if kernel in self.carried.shared:
+                continue
+            told = message_bytes(
+                ALL_KINDS[int(kernels.kind[kernel])],
+                [self.calls[row] for row in rows],
+                [self.sizes[row] for row in rows],
+                int(kernels.group_size[kernel]) if kernels.group_size[kernel] > 0 else None,
+            )
+            size[kernel] = _NONE if told is None else told
+        return size
 
 
-def _describe(
-    found: Matched, operations: pl.DataFrame, carried: Sequence[Carried], rank_process: dict[int, int]
-) -> None:
-    """Kind, communicator, sequence and payload size of each kernel from the operations it carries."""
-    sequence = _sequences(operations)
-    communicators = operations["communicator"].to_list()
-    peers = operations["peer"].to_list()
-    shares_process = Counter(rank_process.values())
-    per_lane: dict[tuple[int, str], int] = defaultdict(int)
-    for kernel, share in zip(found.kernels, carried, strict=True):
-        kernel.operations, kernel.shared = share.operations, share.shared
-        names = [found.calls[op] for op in share.operations]
-        kernel.kind = kind_of(names, [peers[op] for op in share.operations]) or kernel.named_kind or "unknown"
-        own = {communicators[op] for op in share.operations}
-        if len(own) == 1 and None not in own and not share.shared:
-            (kernel.communicator,) = own
-            if shares_process[rank_process[kernel.rank]] == 1:
-                kernel.sequence = sequence[share.operations[0]]
-            else:
-                assert kernel.communicator is not None
-                key = (kernel.rank, kernel.communicator)
-                kernel.sequence = per_lane[key]
-                per_lane[key] += len(share.operations)
-        known = [found.sizes[op] for op in share.operations]
-        if known and None not in known and not share.shared:
-            kernel.payload_bytes = sum(int(size) for size in known if size is not None)
+def _same(values: Column, heads: Column) -> Column:
+    """For each group: are all its values equal?"""
+    return np.minimum.reduceat(values, heads) == np.maximum.reduceat(values, heads)
 
 
-def _sequences(operations: pl.DataFrame) -> list[int]:
-    """Number of each operation in its process and communicator, in host order."""
-    order = operations.with_row_index("row").sort("process", "start_ns", "row")
-    counters: dict[tuple[int, str | None, bool], int] = defaultdict(int)
-    numbers = [0] * operations.height
-    for row, process, call, communicator in order.select(
-        "row", "process", "call", "communicator"
-    ).iter_rows():
-        if call not in KIND_OF_CALL:
-            continue
-        key = (process, communicator, call in ("ncclSend", "ncclRecv"))
-        numbers[row] = counters[key]
-        counters[key] += 1
+def _sequences(operations: pl.DataFrame) -> Column:
+    """Number of each operation in its process and communicator, in host order; transfers are counted apart."""
+    counted = operations.with_row_index("row").filter(pl.col("call").is_in(list(KIND_OF_CALL)))
+    transfers = pl.col("call").is_in(["ncclSend", "ncclRecv"])
+    ordered = counted.sort("process", "start_ns", "row").with_columns(
+        pl.int_range(pl.len()).over("process", "communicator", transfers).alias("number")
+    )
+    numbers = np.full(operations.height, _NONE, dtype=np.int64)
+    numbers[ordered["row"].to_numpy()] = ordered["number"].to_numpy()
     return numbers
 
 
-def _members(kernels: Sequence[Kernel]) -> dict[str, set[int]]:
-    """Ranks seen in each communicator."""
-    seen: dict[str, set[int]] = defaultdict(set)
-    for kernel in kernels:
-        if kernel.communicator is not None:
-            seen[kernel.communicator].add(kernel.rank)
-    return seen
-
-
-def _declared_sizes(operations: pl.DataFrame) -> dict[str, int]:
-    """Communicator sizes that a recorded ncclCommInit told."""
-    told = operations.filter(pl.col("ranks").is_not_null() & pl.col("communicator").is_not_null())
-    return {str(name): int(size) for name, size in told.select("communicator", "ranks").iter_rows()}
-
-
-def _by_sequence(kernels: list[Kernel], ranks: list[int], tolerance: int, ids: _Ids, found: Matched) -> None:
-    if len(ranks) < 2:
-        for kernel in kernels:
-            kernel.match = "unmatched:only one rank of the communicator was captured"
-            kernel.group_size = kernel.group_size if (kernel.group_size or 0) > 1 else None
-        return
-    lines = {rank: [kernel for kernel in kernels if kernel.rank == rank] for rank in ranks}
-    for line in lines.values():
-        line.sort(key=lambda kernel: (kernel.sequence or 0, kernel.start))
-    reference = max(ranks, key=lambda rank: (len(lines[rank]), -rank))
-    offsets: dict[int, int | None] = {reference: 0}
-    for rank in ranks:
-        if rank != reference:
-            offsets[rank] = _offset(lines[reference], lines[rank], tolerance)
-            if offsets[rank]:
-                found.counts["sequence offset"] += 1
-    if any(offset is None for offset in offsets.values()):
-        for kernel in kernels:
-            kernel.match = "unmatched:the sequences of the ranks do not fit together"
-        return
-    at: dict[int, dict[int, Kernel]] = defaultdict(dict)
-    for rank in ranks:
-        for kernel in lines[rank]:
-            at[(kernel.sequence or 0) + (offsets[rank] or 0)][rank] = kernel
-    for group in at.values():
-        members = list(group.values())
-        if len(group) < len(ranks):
-            reason = "unmatched:missing on a rank"
-        elif len({(kernel.kind, kernel.payload_bytes) for kernel in members}) > 1:
-            reason = "unmatched:kind or size differs between ranks"
-        elif not _ends_agree(members, tolerance):
-            reason = "unmatched:the ends do not agree"
-        else:
-            _join(members, "sequence", ids)
-            continue
-        for kernel in members:
-            kernel.match = reason
-
-
-def _join(members: Sequence[Kernel], how: str, ids: _Ids) -> None:
-    number = ids.new()
-    for kernel in members:
-        kernel.collective, kernel.match = number, how
-
-
-def _ends_agree(members: Sequence[Kernel], tolerance: int) -> bool:
-    """Ends of one synchronising collective lie together, on every shared clock.
-
-    Only ranks of one clock are compared: between clocks the ends are what the alignment is made from.
-    """
-    if members[0].kind not in SYNCHRONISING:
-        return True
-    by_clock: dict[int, list[int]] = defaultdict(list)
-    for kernel in members:
-        by_clock[kernel.clock].append(kernel.end)
-    return all(max(ends) - min(ends) <= 10 * tolerance for ends in by_clock.values())
-
-
-def _offset(reference: list[Kernel], other: list[Kernel], tolerance: int) -> int | None:
-    """What to add to the other rank's sequence numbers; None if no offset fits.
-
-    At the right offset kinds and sizes agree everywhere and the ends of synchronising collectives lie together: on a
-    shared clock absolutely, between clocks up to one constant. Training repeats itself, so kind and size
-    alone cannot tell one step from the next.
-    """
-    mine = _Line(reference)
-    theirs = _Line(other)
-    shared = reference[0].clock == other[0].clock
-    reach = min(_MAX_OFFSET, max(mine.span, theirs.span))
-    middle = mine.first - theirs.first
-    candidates = sorted({0, *range(-reach, reach + 1), *range(middle - 64, middle + 65)}, key=abs)
-    best: tuple[float, float, int] | None = None
-    fits: list[tuple[float, float, int]] = []
-    for offset in candidates:
-        score = mine.score(theirs, offset, shared)
-        if score is None:
-            continue
-        if score[0] <= tolerance and offset == 0 and shared:
-            return 0
-        fits.append((score[0], score[1], offset))
-        best = min(best, fits[-1]) if best else fits[-1]
-    if best is None or best[0] > tolerance:
-        return None
-    near = [fit for fit in fits if fit[0] <= max(2 * best[0], tolerance / 5)]
-    return min(near, key=lambda fit: (fit[1], abs(fit[2])))[2]
-
-
 class _Line:
-    """One rank's kernels of a communicator as arrays indexed by sequence number."""
+    """One rank's kernels of a communicator, by sequence number."""
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
-        self.sequence = np.array([kernel.sequence or 0 for kernel in kernels])
-        self.label = np.array([hash((kernel.kind, kernel.payload_bytes)) for kernel in kernels])
-        self.end = np.array([kernel.end for kernel in kernels])
-        self.synchronising = np.array([kernel.kind in SYNCHRONISING for kernel in kernels])
+    def __init__(self, kernels: Kernels, rows: Column) -> None:
+        self.sequence = kernels.sequence[rows]
+        self.kind = kernels.kind[rows]
+        self.payload = kernels.payload[rows]
+        self.end = kernels.end[rows]
+        self.synchronising = _SYNCHRONISING[self.kind]
+        self.clock = int(kernels.clock[rows[0]])
         self.first = int(self.sequence[0])
         self.span = int(self.sequence[-1]) - self.first + 1
 
-    def score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float] | None:
-        """Spread and median of the differences of ends at this offset; None if something disagrees."""
-        at = np.searchsorted(self.sequence, other.sequence + offset)
-        at_safe = np.minimum(at, self.sequence.size - 1)
-        same = self.sequence[at_safe] == other.sequence + offset
-        if not same.any() or (self.label[at_safe[same]] != other.label[same]).any():
+    def offset_of(self, other: _Line, tolerance: int) -> int | None:
+        """What to add to the other line's sequence numbers; None if no offset fits.
+
+        At the right offset kinds and sizes agree everywhere and the ends of synchronising collectives lie together:
+        on a shared clock absolutely, between clocks up to one constant. Training repeats itself, so kind and size
+        alone cannot tell one step from the next.
+        """
+        shared = self.clock == other.clock
+        if shared:
+            score = self._score(other, 0, shared)
+            if score is not None and score[0] <= tolerance:
+                return 0
+        reach = min(_MAX_OFFSET, max(self.span, other.span))
+        middle = self.first - other.first
+        candidates = {*range(-reach, reach + 1), *range(middle - _NEAR_ANCHOR, middle + _NEAR_ANCHOR + 1)}
+        fits = [
+            (*score, offset)
+            for offset in sorted(candidates, key=lambda number: (abs(number), number))
+            if (score := self._score(other, offset, shared)) is not None
+        ]
+        if not fits or min(fits)[0] > tolerance:
             return None
-        usable = same & other.synchronising
+        limit = max(2 * min(fits)[0], tolerance / 5)
+        return min((fit for fit in fits if fit[0] <= limit), key=lambda fit: (fit[1], abs(fit[2])))[2]
+
+    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float] | None:
+        """Spread and distance of the differences of ends at this offset; None if something disagrees."""
+        at = np.minimum(np.searchsorted(self.sequence, other.sequence + offset), self.sequence.size - 1)
+        same = self.sequence[at] == other.sequence + offset
+        at = at[same]
+        if (
+            not at.size
+            or (self.kind[at] != other.kind[same]).any()
+            or (self.payload[at] != other.payload[same]).any()
+        ):
+            return None
+        usable = self.synchronising[at]
         if not usable.any():
-            return (0.0, float(abs(offset)))
-        difference = (other.end[usable] - self.end[at_safe[usable]]).astype(np.float64)
+            return 0.0, float(abs(offset))
+        difference = (other.end[same][usable] - self.end[at[usable]]).astype(np.float64)
         middle = float(np.median(difference))
         if shared_clock:
-            return (float(np.median(np.abs(difference))), abs(middle))
-        # More overlap is better evidence: a single pair has no spread at all.
+            return float(np.median(np.abs(difference))), abs(middle)
+        # A pair or two have hardly a spread: they are no evidence where more could have met.
+        thin = int(usable.sum()) < min(3, self.sequence.size, other.sequence.size)
         spread = float(np.median(np.abs(difference - middle)))
-        thin = 1e18 if usable.sum() < min(3, self.sequence.size, other.sequence.size) else 0.0
-        return (spread + thin, abs(middle))
-
-
-def _point_to_point(
-    kernels: list[Kernel],
-    operations: pl.DataFrame,
-    members: dict[str, set[int]],
-    sized: dict[str, int],
-    rank_process: Mapping[int, int],
-    ids: _Ids,
-    found: Matched,
-) -> None:
-    """Join sends with receives by (communicator, sender, receiver, n-th)."""
-    peers = operations["peer"].to_list()
-    own_rank = _own_ranks(operations, members, rank_process)
-    nth: Counter[tuple[int, str, int, int]] = Counter()
-    ends: dict[tuple[str, int, int, int], dict[str, Kernel]] = defaultdict(dict)
-    touched: dict[int, list[tuple[str, int, int, int]]] = defaultdict(list)
-    starts = operations["start_ns"].to_list()
-    work = sorted(
-        ((starts[op], op, kernel) for kernel in kernels for op in kernel.operations),
-        key=lambda item: (item[2].rank, item[0], item[1]),
-    )
-    for _, op, kernel in work:
-        communicator = kernel.communicator
-        assert communicator is not None
-        own = own_rank.get((kernel.rank, communicator))
-        peer = peers[op]
-        if own is None or peer is None:
-            kernel.match = "unmatched:the payload names no peer"
-            continue
-        way = "send" if found.calls[op] == "ncclSend" else "recv"
-        sender, receiver = (own, peer) if way == "send" else (peer, own)
-        if sender == receiver:
-            continue  # a message to oneself waits for nobody
-        number = nth[kernel.rank, communicator, sender, receiver]
-        nth[kernel.rank, communicator, sender, receiver] += 1
-        key = (communicator, sender, receiver, number)
-        ends[key][way] = kernel
-        touched[kernel.event].append(key)
-    neighbours: dict[int, set[int]] = defaultdict(set)
-    by_event = {kernel.event: kernel for kernel in kernels}
-    for kernel in kernels:
-        if kernel.communicator is not None:
-            size = sized.get(kernel.communicator)
-            kernel.group_size = size or len(members[kernel.communicator])
-        keys = touched.get(kernel.event, [])
-        whole = bool(keys) and all(len(ends[key]) == 2 for key in keys)
-        others = {other.event for key in keys for other in ends[key].values() if other is not kernel}
-        together = all(
-            by_event[other].clock != kernel.clock
-            or (by_event[other].start < kernel.end and kernel.start < by_event[other].end)
-            for other in others
-        )
-        if kernel.match.startswith("unmatched:"):
-            continue
-        if whole and together:
-            kernel.match = "sequence"
-            kernel.peers = sorted(others)
-            neighbours[kernel.event] |= others
-        else:
-            kernel.match = (
-                "unmatched:the counterpart was not captured"
-                if not whole
-                else "unmatched:the ends do not agree"
-            )
-    _components(kernels, neighbours, ids)
-
-
-def _own_ranks(
-    operations: pl.DataFrame, members: Mapping[str, set[int]], rank_process: Mapping[int, int]
-) -> dict[tuple[int, str], int]:
-    """(rank, communicator) to the rank inside the communicator.
-
-    As a recorded ncclCommInit tells, else by the order of rank numbers among the members, which is how process
-    groups are made.
-    """
-    told = {
-        (int(process), str(communicator)): int(own)
-        for process, communicator, own in operations.filter(
-            pl.col("own_rank").is_not_null() & pl.col("communicator").is_not_null()
-        )
-        .select("process", "communicator", "own_rank")
-        .iter_rows()
-    }
-    shared = Counter(rank_process.values())
-    return {
-        (rank, communicator): (
-            told.get((rank_process[rank], communicator), position)
-            if shared[rank_process[rank]] == 1
-            else position
-        )
-        for communicator, ranks in members.items()
-        for position, rank in enumerate(sorted(ranks))
-    }
-
-
-def _components(kernels: Sequence[Kernel], neighbours: dict[int, set[int]], ids: _Ids) -> None:
-    """One collective id for all kernels that wait for each other, directly or not."""
-    by_event = {kernel.event: kernel for kernel in kernels}
-    for kernel in kernels:
-        if kernel.match != "sequence" or kernel.collective is not None:
-            continue
-        number = ids.new()
-        open_ends = [kernel.event]
-        while open_ends:
-            current = by_event[open_ends.pop()]
-            if current.collective is None and current.match == "sequence":
-                current.collective = number
-                open_ends.extend(neighbours[current.event])
-
-
-def _by_order(
-    kernels: list[Kernel],
-    ranks: list[int],
-    tolerance: int,
-    incomplete: bool,
-    ids: _Ids,
-    found: Matched,
-) -> None:
-    """Without payloads: streams with the same sequence of kinds on every rank play the same role."""
-
-    def leave(reason: str, some: Sequence[Kernel]) -> None:
-        for kernel in some:
-            kernel.match = f"unmatched:{reason}"
-
-    if not kernels:
-        return
-    if incomplete:
-        leave("ranks of the job are missing", kernels)
-        return
-    if len(ranks) < 2:
-        leave("only one rank was captured", kernels)
-        return
-    lines: dict[int, dict[int, list[Kernel]]] = defaultdict(lambda: defaultdict(list))
-    for kernel in kernels:
-        lines[kernel.rank][kernel.stream].append(kernel)
-    roles: dict[tuple[tuple[str, ...], int], dict[int, list[Kernel]]] = defaultdict(dict)
-    for rank in ranks:
-        seen: Counter[tuple[str, ...]] = Counter()
-        for line in sorted(lines[rank].values(), key=lambda line: (line[0].start, line[0].stream)):
-            kinds = tuple(kernel.kind for kernel in line)
-            roles[kinds, seen[kinds]][rank] = line
-            seen[kinds] += 1
-    for (kinds, _), by_rank in roles.items():
-        whole = [kernel for line in by_rank.values() for kernel in line]
-        if len(by_rank) < len(ranks):
-            leave("the ranks do not show the same sequence", whole)
-            continue
-        if len(ranks) > 2 and any(kind.startswith("send_recv") for kind in kinds):
-            leave("who sends to whom is not recorded", whole)
-            continue
-        spreads = [
-            max(line[position].end for line in by_rank.values())
-            - min(line[position].end for line in by_rank.values())
-            for position, kind in enumerate(kinds)
-            if kind in SYNCHRONISING
-        ]
-        one_clock = len({line[0].clock for line in by_rank.values()}) == 1
-        if one_clock and spreads and np.median(spreads) > tolerance:
-            leave("the ends do not agree", whole)
-            continue
-        for position in range(len(kinds)):
-            members = [by_rank[rank][position] for rank in ranks]
-            if _ends_agree(members, tolerance):
-                for kernel in members:
-                    kernel.group_size = len(ranks)
-                _join(members, "order", ids)
-            else:
-                leave("the ends do not agree", members)
+        return spread + (1e18 if thin else 0.0), abs(middle)
