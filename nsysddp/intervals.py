@@ -139,11 +139,13 @@ class Intervals:
             return np.zeros(times.shape, dtype=np.int64)
         index = np.searchsorted(self.start, times, side="right") - 1
         inside = np.minimum(times, self.end[np.maximum(index, 0)]) - self.start[np.maximum(index, 0)]
-        return np.where(index < 0, 0, self._cumulative[np.maximum(index, 0)] + inside)
+        covered: Times = np.where(index < 0, 0, self._cumulative[np.maximum(index, 0)] + inside)
+        return covered
 
     def length_within(self, start: ArrayLike, end: ArrayLike) -> Times:
         """``|X & [start, end)|`` for each pair of bounds, in ns; 0 where ``end <= start``."""
-        return np.maximum(self.covered_before(end) - self.covered_before(start), 0)
+        inside: Times = np.maximum(self.covered_before(end) - self.covered_before(start), 0)
+        return inside
 
     def clip(self, start: int, end: int) -> Intervals:
         """The part inside ``[start, end)``."""
@@ -157,7 +159,8 @@ def grouped_union(
 
     Args:
         group: group number of each interval, >= 0.
-        start, end: bounds in ns.
+        start: starts in ns.
+        end: ends in ns.
 
     Returns:
         group, start and end of each piece; within a group the pieces are disjoint and do not touch.

@@ -35,7 +35,7 @@ class RankMark(NamedTuple):
 class BucketMark(NamedTuple):
     """One DDP bucket handed to its communication hook."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     bytes: int
     parameters: int
     is_last: bool

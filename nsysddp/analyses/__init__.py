@@ -119,7 +119,7 @@ ANALYSES: tuple[Analysis, ...] = (
         "outside_steps",
         "Which GPU work lies outside every step?",
         "NVTX step ranges and launches",
-        lambda c: overlap.outside_table(c.trace, c.attribution, c.every_window),
+        lambda c: overlap.outside_table(c.trace, c.every_window),
     ),
 )
 """Every table of `nsysddp analyze`, in order."""

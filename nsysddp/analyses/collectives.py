@@ -18,6 +18,8 @@ from nsysddp.intervals import Intervals
 from nsysddp.units import gbps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nsysddp.analyses.steps import Attribution, Selection, Windows
     from nsysddp.trace import Trace
 
@@ -129,14 +131,14 @@ def splits(trace: Trace, frame: pl.DataFrame) -> dict[int, Split]:
     return made
 
 
-_FACTORS = {
+_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send_recv": lambda n: 1.0,
+    "broadcast": lambda _: 1.0,
+    "reduce": lambda _: 1.0,
+    "send_recv": lambda _: 1.0,
 }
 """busbw / algbw by kind, as in nccl-tests doc/PERFORMANCE.md."""
 
@@ -144,7 +146,7 @@ _FACTORS = {
 def bandwidth(
     kind: str, size: int | None, shortest_ns: int | None, group_size: int | None
 ) -> tuple[float | None, float | None]:
-    """algbw and busbw in decimal GB/s, from the last arriver's view.
+    """Algbw and busbw in decimal GB/s, from the last arriver's view.
 
     algbw = bytes / shortest kernel; busbw = algbw x factor(kind, n). None where a part is unknown or the time is 0.
     """
@@ -196,10 +198,11 @@ def selected_events(
     With steps chosen by number: events launched in them. With a time range: events that touch it.
     """
     keep = np.ones(trace.events.height, dtype=bool)
-    if chosen.per == "step":
-        if selection.first_step is not None or selection.last_step is not None or selection.skip_warmup:
-            steps = {window.step for window in chosen.windows}
-            keep &= np.isin(attribution.step, list(steps))
+    by_number = (
+        selection.first_step is not None or selection.last_step is not None or selection.skip_warmup > 0
+    )
+    if chosen.per == "step" and by_number:
+        keep &= np.isin(attribution.step, list({window.step for window in chosen.windows}))
     if selection.from_ns is not None:
         keep &= trace.events["end_ns"].to_numpy() > selection.from_ns
     if selection.to_ns is not None:

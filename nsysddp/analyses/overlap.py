@@ -468,7 +468,7 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
     return pl.concat(made)
 
 
-def outside_table(trace: Trace, attribution: Attribution, all_windows: Windows) -> pl.DataFrame:
+def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
     """Which GPU work lies outside every step window (a barrier after the last step, say)?"""
     if all_windows.per != "step":
         return schema.OUTSIDE_STEPS.empty()

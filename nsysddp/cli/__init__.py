@@ -46,10 +46,10 @@ COMMANDS = (
 class _LazyGroup(click.Group):
     """Imports a command's module only when that command is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [name for name in COMMANDS if _exists(name)]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS or not _exists(cmd_name):
             return None
         command = import_module(_module(cmd_name)).command
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     except MemoryError:
         _say("not enough memory for this report; analyse a part of it with --steps, or fewer ranks at a time")
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+    except Exception as error:
         import os
 
         if os.environ.get("NSYSDDP_DEBUG"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -48,12 +49,12 @@ def command(
     if out is not None:
         document.write_folder(result, out, force=force)
     if save:
-        from nsysddp.store import save as keep
+        from nsysddp.store.database import save as keep
 
         number = keep(document.as_dict(result), url=db)
         click.echo(f"saved as run {number}", err=True)
     if form == "json":
-        document.write(result, click.get_text_stream("stdout"))
+        document.write(result, sys.stdout)
     elif form == "csv":
         click.echo(tables.csv(result[table or "overlap"]), nl=False)
     elif form == "markdown":

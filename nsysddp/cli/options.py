@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsysddp.analyses.steps import Selection
     from nsysddp.trace import Trace
 
-F = TypeVar("F", bound=Callable[..., Any])
+Command = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,15 @@ class Request:
     rules: Path | None
     clock_tolerance_us: float
 
-    def load(self, **what: bool) -> Trace:
-        """Read the reports, with progress on a terminal; ``what`` as for ``ingest.load.load``."""
+    def load(
+        self,
+        *,
+        launches: bool | None = None,
+        host_calls: bool = False,
+        shapes: bool = False,
+        metrics: bool = False,
+    ) -> Trace:
+        """Read the reports, with progress on a terminal; what to read as in ``ingest.load.load``."""
         from nsysddp.ingest.load import load
 
         with _progress() as progress:
@@ -50,7 +57,10 @@ class Request:
                 phase_patterns=self.phase_patterns,
                 clock_tolerance_ns=ns_from_us(self.clock_tolerance_us),
                 progress=progress,
-                **{"launches": self.per == "step", **what},
+                launches=self.per == "step" if launches is None else launches,
+                host_calls=host_calls,
+                shapes=shapes,
+                metrics=metrics,
             )
 
     def selection(self) -> Selection:
@@ -124,12 +134,12 @@ _OPTIONS = (
 )
 
 
-def selection_options(command: F) -> F:
+def selection_options(command: Command) -> Command:
     """Add REPORT... and the options that choose windows; the command gets one ``request``."""
     from functools import wraps
 
     @wraps(command)
-    def wrapped(
+    def with_request(
         *args: Any,
         reports: tuple[Path, ...],
         per: str,
@@ -157,9 +167,10 @@ def selection_options(command: F) -> F:
         )
         return command(*args, request=request, **kwargs)
 
+    wrapped: Command = with_request
     for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)  # type: ignore[assignment]
-    return wrapped  # type: ignore[return-value]
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def _phases(given: tuple[str, ...]) -> dict[str, str]:

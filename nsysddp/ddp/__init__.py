@@ -1,0 +1,1 @@
+"""DistributedDataParallel itself: a model of its Reducer, and marks for training loops."""

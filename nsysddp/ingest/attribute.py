@@ -63,7 +63,9 @@ def carried_operations(
 
     Args:
         operations: ``schema.OPERATIONS``, any order.
-        process, thread, launch_ns: launch of each kernel.
+        process: process of each kernel.
+        thread: thread of its launch.
+        launch_ns: start of its launch.
         launched: False where the kernel has no launch row.
         rank: rank of each kernel, to tell the devices of one process apart.
     """

@@ -139,7 +139,8 @@ class LaunchTable:
 
 def process_of(thread: NDArray[Any]) -> NDArray[Any]:
     """GlobalPid of a globalTid."""
-    return thread & ~np.int64(THREAD_MASK)
+    process: NDArray[Any] = thread & ~np.int64(THREAD_MASK)
+    return process
 
 
 def read_launches(

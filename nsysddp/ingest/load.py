@@ -133,7 +133,7 @@ def load(
         _anchor(parts)
         lanes, order, columns = _assemble(parts, hosts)
         run = _Run(parts, lanes, hosts, order, columns, table, notes, clock_tolerance_ns)
-        trace = run.trace(
+        return run.trace(
             step_pattern=step_pattern,
             phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
             launches=launches,
@@ -141,7 +141,6 @@ def load(
             shapes=shapes,
             metrics=metrics,
         )
-    return trace
 
 
 def _patterns(step: str, phases: Mapping[str, str] | None) -> list[re.Pattern[str]]:
@@ -309,13 +308,13 @@ class _Run:
         names, name_of = self._names()
         ordered, rank = self._ordered(ranked, name_of)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
-        launch = self._launches(ordered, rank, rank_process)
+        launch = self._launches(ordered, rank)
         class_code = names["class"].to_physical().to_numpy()[ordered["name"]].copy()
-        self._copies_of_nccl(ordered, class_code, launch, operations, rank, rank_process)
+        self._copies_of_nccl(ordered, class_code, launch, operations, rank)
         kernels, collectives = self._match(
             ordered, rank, class_code, names, launch, operations, rank_process, ranked
         )
-        offsets = self._align(kernels, collectives, ordered, rank, ranked, launch)
+        offsets = self._align(kernels, ordered, rank, ranked, launch)
         ranges = self._shifted(ranges, offsets)
         operations = self._shifted(operations, offsets)
         events = pl.DataFrame(
@@ -333,7 +332,7 @@ class _Run:
             }
         ).with_columns(pl.when(pl.col("bytes") >= 0).then(pl.col("bytes")).alias("bytes"))
         processes = self._processes()
-        self._describe_missing(names, launches)
+        self._describe_missing(names)
         return Trace(
             ranks=self._rank_table(ranked, events, names, gpus, offsets),
             processes=processes,
@@ -348,7 +347,7 @@ class _Run:
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
             launches=self._launch_frame(launch) if launch is not None and launches else None,
-            shapes=self._shapes(ordered) if shapes else None,
+            shapes=self._shapes() if shapes else None,
             calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
             records=self._host_table(host.read_records, schema.RECORDS, offsets) if host_calls else None,
             syncs=self._host_table(host.read_syncs, schema.SYNCS, offsets) if host_calls else None,
@@ -435,7 +434,7 @@ class _Run:
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
         rows = []
         for lane in ranked:
-            first, last = np.searchsorted(rank, [lane.rank, (lane.rank or 0) + 1])
+            first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
             mapping, listed = gpus[lane.report]
             physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
             models = {name for name, _, _ in listed.values()}
@@ -475,7 +474,7 @@ class _Run:
         order = sorted(known)
         place = {known[name]: number for number, name in enumerate(order)}
         remap = np.asarray([place[number] for number in range(len(order))], dtype=np.int32)
-        rows = []
+        rows: list[tuple[str, str, str, str | None, str]] = []
         for group, text in order:
             if group == "graph":
                 rows.append((text, "graph", "whole-graph span", None, group))
@@ -524,13 +523,13 @@ class _Run:
         return [int(count) for count in counts]
 
     def _launches(
-        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any], rank_process: Mapping[int, int]
+        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any]
     ) -> dict[str, NDArray[Any]] | None:
         """Launch start, end, thread and whether known, row by row with the events; None if none was read."""
         if all(part.launches is None for part in self.parts):
             return None
         size = rank.size
-        found = {
+        found: dict[str, NDArray[Any]] = {
             "start": np.zeros(size, np.int64),
             "end": np.zeros(size, np.int64),
             "thread": np.zeros(size, np.int32),
@@ -567,7 +566,6 @@ class _Run:
         launch: Mapping[str, NDArray[Any]] | None,
         operations: pl.DataFrame,
         rank: NDArray[Any],
-        rank_process: Mapping[int, int],
     ) -> None:
         """Peer-to-peer copies launched inside an NCCL range are copy-engine collectives."""
         if launch is None or not operations.height:
@@ -645,7 +643,7 @@ class _Run:
                 )
         return frame
 
-    def _shapes(self, ordered: Mapping[str, NDArray[Any]]) -> pl.DataFrame:
+    def _shapes(self) -> pl.DataFrame:
         """Grid and block row by row with the events."""
         from nsysddp.ingest.shapes import read_shapes
 
@@ -741,7 +739,6 @@ class _Run:
     def _align(
         self,
         kernels: Kernels,
-        collectives: pl.DataFrame,
         ordered: dict[str, NDArray[Any]],
         rank: NDArray[Any],
         ranked: Sequence[Lane],
@@ -753,7 +750,7 @@ class _Run:
         for lane in ranked:
             offset = offsets[self.parts[lane.report].clock].offset_ns
             if offset:
-                first, last = np.searchsorted(rank, [lane.rank, (lane.rank or 0) + 1])
+                first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
                 ordered["start_ns"][first:last] += offset
                 ordered["end_ns"][first:last] += offset
                 if launch is not None:
@@ -785,7 +782,7 @@ class _Run:
             if group == "memory" and text == schema.P2P_COPY
         ]
 
-    def _describe_missing(self, names: pl.DataFrame, launches: bool) -> None:
+    def _describe_missing(self, names: pl.DataFrame) -> None:
         unknown = names.filter((pl.col("rule") == UNCLASSIFIED) & (pl.col("group") == "kernel"))
         suspicious = [text for text in unknown["text"].to_list() if looks_collective(text)]
         self.notes.warn(

@@ -105,8 +105,15 @@ class Kernels:
         kind: Column,
     ) -> Kernels:
         """Kernels of which nothing but the recording is known."""
-        unknown = [np.full(event.size, _NONE, dtype=np.int64) for _ in range(5)]
-        return cls(event, rank, clock, start, end, stream, kind, *unknown, np.zeros(event.size, np.int64), {})
+
+        def unknown() -> Column:
+            return np.full(event.size, _NONE, dtype=np.int64)
+
+        return cls(
+            event, rank, clock, start, end, stream, kind,
+            communicator=unknown(), sequence=unknown(), payload=unknown(), group_size=unknown(), collective=unknown(),
+            reason=np.zeros(event.size, np.int64), peers={},
+        )  # fmt: skip
 
 
 @dataclass
@@ -545,7 +552,8 @@ class _Job:
 
 def _same(values: Column, heads: Column) -> Column:
     """For each group: are all its values equal?"""
-    return np.minimum.reduceat(values, heads) == np.maximum.reduceat(values, heads)
+    alike: Column = np.minimum.reduceat(values, heads) == np.maximum.reduceat(values, heads)
+    return alike
 
 
 def _sequences(operations: pl.DataFrame) -> Column:
@@ -596,7 +604,8 @@ class _Line:
         if not fits or min(fits)[0] > tolerance:
             return None
         limit = max(2 * min(fits)[0], tolerance / 5)
-        return min((fit for fit in fits if fit[0] <= limit), key=lambda fit: (fit[1], abs(fit[2])))[2]
+        best = min((fit for fit in fits if fit[0] <= limit), key=lambda fit: (fit[1], abs(fit[2])))
+        return int(best[2])
 
     def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float] | None:
         """Spread and distance of the differences of ends at this offset; None if something disagrees."""

@@ -92,18 +92,19 @@ class Schemas:
     def _layout(self, domain: int, rows: Sequence[Mapping[str, object]]) -> tuple[Field, ...] | None:
         """Known fields with their offsets; None if a field before a known one has an unknown size."""
         fields: list[Field] = []
-        position = 0
+        position: int | None = 0
         for row in rows:
             code = _int(row.get("type"))
             names = self._enums.get((domain, code)) if code >= _FIRST_SCHEMA_ID else None
             dtype = names[0] if names else _TYPES.get(code)
             offset = row.get("byte_offset")
             if dtype is None:
-                if offset is None and position is None:
-                    return None
+                position = None  # its size is unknown, so what follows needs an offset of its own
                 continue
             size = int(dtype[1:])
-            at = _int(offset) if offset is not None else -(-position // size) * size
+            if offset is None and position is None:
+                return None
+            at = -(-(position or 0) // size) * size if offset is None else _int(offset)
             position = at + size
             flags = _int(row.get("flags"))
             meaning = _meaning(str(row.get("name") or ""))

@@ -151,7 +151,7 @@ def _ratio(part: pl.DataFrame) -> str:
     hidden, total = part["hidden_communication_ns"], part["communication_ns"]
     if hidden.null_count() or not total.sum():
         return "n/a"
-    return f"{100 * hidden.sum() / total.sum():.1f}%"
+    return f"{100 * float(hidden.sum()) / float(total.sum()):.1f}%"
 
 
 def _ms(value: float | None, digits: int) -> str:
