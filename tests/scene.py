@@ -249,13 +249,27 @@ class Scene:
         ranks = sorted({event["rank"] for event in self.events})
         return Trace(
             ranks=schema.RANK.frame(
-                [{"rank": r, "report": f"rank{r}", "clock_residual_ns": self.residuals.get(r)} for r in ranks]
+                [
+                    {
+                        "rank": rank,
+                        "report": f"rank{rank}",
+                        "clock_residual_ns": self.residuals.get(rank),
+                        "first_ns": min(event["start_ns"] for event in self.events if event["rank"] == rank),
+                        "last_ns": max(event["end_ns"] for event in self.events if event["rank"] == rank),
+                    }
+                    for rank in ranks
+                ]
             ),
             processes=schema.PROCESSES.frame(
                 [{"process": p, "report": 0, "pid": p} for p in sorted({self._process(r) for r in ranks})]
             ),
             events=events,
-            names=schema.NAMES.frame([{"text": text, "class": kind} for text, kind in texts]),
+            names=schema.NAMES.frame(
+                [
+                    {"text": text, "class": kind, "group": kind if kind in ("memory", "graph") else "kernel"}
+                    for text, kind in texts
+                ]
+            ),
             ranges=schema.RANGES.frame(self.ranges),
             operations=schema.OPERATIONS.empty(),
             collectives=schema.COLLECTIVES.frame(collectives),

@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 from scene import MS, Scene, shown
 
+from nsysddp.analyses import analyze
 from nsysddp.analyses.critical_path import (
     KINDS,
+    communication_beside,
     critical_path,
     rank_paths,
 )
@@ -572,7 +574,8 @@ def test_tied_ranks_get_a_path_each_and_none_is_named() -> None:
     assert steps["path_rank"].to_list() == [0, 1]
     assert steps["tied"].to_list() == [True, True]
     assert steps["window_end_ns"].to_list() == [14_000_000, 14_030_000]
-    assert not result.findings
+    assert [finding.rank for finding in result.findings if finding.code == "critical_path"] == [None]
+    assert "none is named as last" in result.findings[0].message
     assert [w.count for w in result.warnings if w.code == "critical_path_tied"] == [1]
 
 
@@ -709,7 +712,56 @@ def test_steps_tile_the_run_and_name_their_pieces() -> None:
         ("step 4", 0, 4 * MS, 14 * MS),
         ("step 4", 1, 6 * MS, 9 * MS),
     ]
-    assert [f.rank for f in result.findings][:2] == [1, 0]
+    assert [f.rank for f in result.findings] == [None, 1, 0, 0, 0]
+    assert result.findings[0].message == (
+        "6.500 ms of critical path per step: compute 69.2%, host 23.1%, host_gap 7.7%"
+    )
+    assert [f.value for f in result.findings] == [6.5 * MS, 2.5 * MS, 2 * MS, 1.5 * MS, 0.5 * MS]
+    late = critical_path(trace, first_step=1)["critical_path_step"]
+    assert late.select("step", "window_start_ns").rows() == [("step 4", 6 * MS)]
+    with pytest.raises(UsageError, match="no step is left of 2"):
+        critical_path(trace, first_step=2)
+
+
+def test_leading_long_steps_are_warm_up() -> None:
+    scene = Scene()
+    end = 1.0
+    for step, length in enumerate((20, 5, 4, 6)):
+        scene.launch(0, 7, (end, end + length), "a", ("main", step / 10, step / 10 + 0.1))
+        scene.range(0, f"step {step}", step / 10, step / 10 + 0.1)
+        end += length
+    result = critical_path(scene.trace())
+    assert result["critical_path_step"]["is_warmup"].to_list() == [True, False, False, False]
+    assert result.findings[0].value == 5 * MS
+
+
+def test_causes_of_tied_paths_are_what_they_share() -> None:
+    """Both tied paths contain rank 1's b (10 ms); each has its own rank's transfer, which is no shared cause."""
+    scene = Scene()
+    early = scene.launch(0, 17, (2, 14), "nccl", ("main", 1, 2), kind="communication")
+    scene.launch(1, 7, (1, 11), "b", ("main", 0, 1))
+    late = scene.launch(1, 7, (11, 14), "nccl", ("main", 1, 2), kind="communication")
+    scene.collective(early, late)
+    result = critical_path(scene.trace())
+    assert result["critical_path_step"]["tied"].to_list() == [True, True]
+    causes = [(f.message.split(":")[0], f.value) for f in result.findings[1:]]
+    assert causes == [("compute b on rank 1", 10 * MS)]
+    assert "compute 76.9%, transfer 23.1%" in result.findings[0].message
+
+
+def test_critical_exposed_and_tail_are_three_numbers() -> None:
+    """Rank 0 waits 9 ms and transfers 3 with nothing beside; on the path are the 3 only."""
+    scene, _ = arrival()
+    for rank in (0, 1):
+        scene.range(rank, "step 0", 0, 5)
+        scene.range(rank, "backward", 0, 2)
+    trace = scene.trace()
+    paths = critical_path(trace)
+    beside = communication_beside(paths, analyze(trace)["overlap"])
+    assert beside.drop("step", "step_index", "path_rank").rows() == [
+        (0, 3 * MS, 8 * MS, 5 * MS, 8 * MS),
+        (1, 0, 3 * MS, 0, 3 * MS),
+    ]
 
 
 def test_a_step_that_ends_before_the_one_before_it_has_no_window() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.analyses.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
-from nsysddp.analyses.steps import Attribution, attribute
+from nsysddp.analyses.steps import WARM_UP_RATIO, Attribution, attribute
 from nsysddp.errors import AnalysisError, UsageError
 from nsysddp.markers import parse_bucket_mark
 from nsysddp.result import Finding, Result, Warning
@@ -112,6 +112,7 @@ PATH_STEP = Table(
         _STEP,
         _INDEX,
         _PATH,
+        Column("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest"),
         Column("tied", FLAG, "other ranks' last events end within 50 us: no rank may be named as the last"),
         Column("window_start_ns", INT, "start of the window: end of the previous step's last event"),
         Column("window_end_ns", INT, "end of the path's last event"),
@@ -158,6 +159,23 @@ PATH_CAUSE = Table(
     ),
 )
 
+PATH_COMMUNICATION = Table(
+    "critical_path_communication",
+    "communication of one rank in one path's step, by three measures that answer three questions",
+    (
+        _STEP,
+        _INDEX,
+        _PATH,
+        Column("rank", INT, "rank"),
+        Column(
+            "critical_communication_ns", INT, "pieces on the critical path that are this rank's communication"
+        ),
+        Column("exposed_communication_ns", INT, "communication of the rank under no compute; contains wait"),
+        Column("exposed_wait_ns", INT, "the part of exposed that is waiting for later ranks: never critical"),
+        Column("tail_communication_ns", INT, "communication after the rank's last backward compute, a span"),
+    ),
+)
+
 PATH_EVIDENCE = Table(
     "critical_path_evidence",
     "one count of what the graph of the whole capture rests on or could not resolve",
@@ -173,6 +191,8 @@ def critical_path(
     trace: Trace,
     per: Per = "step",
     *,
+    first_step: int = 0,
+    last_step: int | None = None,
     graph: Graph | None = None,
     attribution: Attribution | None = None,
 ) -> Result:
@@ -184,6 +204,8 @@ def critical_path(
     Args:
         trace: loaded with ``host_calls=True`` for the full grade.
         per: ``step``, or ``capture`` for one path through the whole capture (another question).
+        first_step: index of the first step to answer for.
+        last_step: one past the last; None is all.
         graph: the dependency graph, if it has been built.
         attribution: the step and phase of every event, if they are known.
 
@@ -192,16 +214,18 @@ def critical_path(
         ``critical_path_evidence``.
 
     Raises:
-        UsageError: if ``per`` is neither.
+        UsageError: if ``per`` is neither, or no step is left.
         AnalysisError: if pieces do not tile a window.
     """
-    return _answer(trace, per, graph, attribution, across=True)
+    return _answer(trace, per, (first_step, last_step), graph, attribution, across=True)
 
 
 def rank_paths(
     trace: Trace,
     per: Per = "step",
     *,
+    first_step: int = 0,
+    last_step: int | None = None,
     graph: Graph | None = None,
     attribution: Attribution | None = None,
 ) -> Result:
@@ -210,17 +234,23 @@ def rank_paths(
     A rank's step *k* runs from the end of its own last event of step *k-1* to the end of its last event of *k*.
     Arguments, tables and errors as for ``critical_path``; ``path_rank`` is the rank.
     """
-    return _answer(trace, per, graph, attribution, across=False)
+    return _answer(trace, per, (first_step, last_step), graph, attribution, across=False)
 
 
 def _answer(
-    trace: Trace, per: Per, graph: Graph | None, attribution: Attribution | None, *, across: bool
+    trace: Trace,
+    per: Per,
+    chosen: tuple[int, int | None],
+    graph: Graph | None,
+    attribution: Attribution | None,
+    *,
+    across: bool,
 ) -> Result:
     if per not in ("step", "capture"):
         raise UsageError(f"a critical path is per step or per capture, not per {per!r}")
     graph = build(trace) if graph is None else graph
     launched = attribute(trace) if attribution is None else attribution
-    walks = _windows(trace, launched, per, across=across)
+    walks = _windows(trace, launched, per, chosen, across=across)
     pieces, steps = _paths(graph, launched, walks, across=across)
     grade = _grade(trace)
     steps = steps.with_columns(grade=pl.lit(grade))
@@ -268,6 +298,35 @@ def _answer(
     )
 
 
+def communication_beside(paths: Result, overlap: pl.DataFrame) -> pl.DataFrame:
+    """Why is critical communication not what is exposed or in the tail? The three beside each other.
+
+    Args:
+        paths: an answer of ``critical_path``.
+        overlap: ``schema.OVERLAP`` of the same trace and windows.
+
+    Returns:
+        ``PATH_COMMUNICATION``: one row per path and rank of its step.
+    """
+    key = ["step", "step_index", "path_rank"]
+    critical = (
+        paths["critical_path_cause"]
+        .filter(pl.col("kind").is_in(COMMUNICATION_KINDS))
+        .group_by(*key, "rank")
+        .agg(critical_communication_ns=pl.col("duration_ns").sum())
+    )
+    rows = (
+        paths["critical_path_step"]
+        .select(key)
+        .join(
+            overlap.drop("step"), on="step_index", how="inner", nulls_equal=True, maintain_order="left_right"
+        )
+        .join(critical, on=[*key, "rank"], how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(pl.col("critical_communication_ns").fill_null(0))
+    )
+    return PATH_COMMUNICATION.check(rows)
+
+
 # --- windows: where a path begins and with which event it ends ------------------------------------------------
 
 
@@ -283,7 +342,9 @@ class _Walks:
     tied: NDArray[np.bool_]
 
 
-def _windows(trace: Trace, launched: Attribution, per: Per, *, across: bool) -> _Walks:
+def _windows(
+    trace: Trace, launched: Attribution, per: Per, chosen: tuple[int, int | None], *, across: bool
+) -> _Walks:
     """Windows and last events: of all ranks together, or of each rank by itself."""
     by_step = per == "step" and bool((launched.step >= 0).any())
     lasts = (
@@ -318,6 +379,14 @@ def _windows(trace: Trace, launched: Attribution, per: Per, *, across: bool) -> 
         .filter(pl.col("end_ns") > pl.col("begin"), pl.col("end_ns") >= pl.col("finish") - TIE_NS)
         .sort("step", "rank")
     )
+    if by_step:
+        first_step, last_step = chosen
+        paths = paths.filter(pl.col("step").is_between(first_step, (last_step or launched.steps.height) - 1))
+        if paths.is_empty():
+            raise UsageError(
+                f"no step is left of {launched.steps.height} (0:{launched.steps.height})",
+                do="choose another range",
+            )
     tied = (
         paths.select(pl.len().over("step") > 1).to_series()
         if across
@@ -589,9 +658,22 @@ def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: 
         .with_columns(
             path_ns=pl.col("window_end_ns") - pl.col("window_start_ns"),
         )
-        .with_columns(recorded_ratio=pl.col("recorded_ns") / pl.col("path_ns"))
+        .with_columns(
+            recorded_ratio=pl.col("recorded_ns") / pl.col("path_ns"),
+            is_warmup=pl.Series(walks.step).is_in(_warm_up(walks)),
+        )
         .with_columns(_named_step(names))
     )
+
+
+def _warm_up(walks: _Walks) -> list[int]:
+    """Leading steps that are longer than 1.5 x the median of the rest (of several paths the longest counts)."""
+    numbers = np.unique(walks.step)
+    lengths = [int((walks.end - walks.start)[walks.step == number].max()) for number in numbers]
+    warm = 0
+    while warm < len(lengths) - 1 and lengths[warm] > WARM_UP_RATIO * float(np.median(lengths[warm + 1 :])):
+        warm += 1
+    return [int(number) for number in numbers[:warm]]
 
 
 def _named_step(names: pl.DataFrame) -> list[pl.Expr]:
@@ -647,34 +729,38 @@ def _warnings(
     return tuple(Warning(*one) for one in found)
 
 
-def _findings(tables: dict[str, pl.DataFrame], most: int = 3) -> tuple[Finding, ...]:
-    """What the paths of all windows consist of mostly: the largest causes, in ns per window, ties left out."""
-    steps, causes = tables["critical_path_step"], tables["critical_path_cause"]
-    clear = steps.filter(~pl.col("tied"))
-    if clear.is_empty():
+def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, ...]:
+    """What the windows' paths consist of, in ns per steady window; of tied paths what all of them share."""
+    steps = tables["critical_path_step"].filter(~pl.col("is_warmup"))
+    windows = steps.group_by("step_index").agg(pl.col("path_ns").min(), paths=pl.len())
+    if windows.is_empty():
         return ()
-    total = int(clear["path_ns"].sum())
+    total = int(windows["path_ns"].sum())
+    noun = "capture" if steps["step_index"].null_count() else "step"
+    tied = int((windows["paths"] > 1).sum())
+    kinds = _shared(tables["critical_path_kind"], windows, ["kind"])
+    shares = ", ".join(f"{kind} {duration / total:.1%}" for kind, duration in kinds.iter_rows() if duration)
+    each = total / windows.height
+    headline = f"{ms(each):.3f} ms of critical path per {noun}: {shares}"
+    if tied:
+        headline += (
+            f"; ranks end within 50 us of each other in {tied} of {windows.height}, so none is named as last"
+        )
+    found = [Finding("critical_path", headline, value=each, unit="ns", severity=1.0)]
     cause = ["kind", "rank", "phase", "name"]
-    key = ["step_index", "path_rank"]
-    largest = (
-        causes.join(clear.select(key), on=key, how="semi", nulls_equal=True)
-        .group_by(cause)
-        .agg(pl.col("duration_ns").sum())
-        .sort("duration_ns", *cause, descending=[True, False, False, False, False], nulls_last=True)
-        .head(most)
-    )
-    found = []
-    for kind, rank, phase, name, duration in largest.select(*cause, "duration_ns").iter_rows():
-        each = duration / clear.height
-        place = "before its first call in the capture" if rank is None else f"on rank {rank}"
-        within = f" in {phase}" if phase else ""
+    for kind, rank, phase, name, duration in (
+        _shared(tables["critical_path_cause"], windows, cause).head(most).iter_rows()
+    ):
+        words = [kind.replace("_", " "), f"before {name}" if kind in _BEFORE_KINDS and name else name]
+        words.append("before a rank's first call in the capture" if rank is None else f"on rank {rank}")
+        words.append(f"in {phase}" if phase else None)
         found.append(
             Finding(
-                code="critical_path",
-                message=f"{kind} {name or ''} {place}{within}: {ms(each):.3f} ms of {ms(total / clear.height):.3f} ms "
-                f"on the critical path per window ({duration / total:.1%})".replace("  ", " "),
+                code="critical_path_cause",
+                message=f"{' '.join(word for word in words if word)}: {ms(duration / windows.height):.3f} ms per "
+                f"{noun}, {duration / total:.1%} of the critical path",
                 rank=rank,
-                value=each,
+                value=duration / windows.height,
                 unit="ns",
                 rows=(
                     {
@@ -685,7 +771,25 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 3) -> tuple[Finding, 
                         "name": name,
                     },
                 ),
-                severity=duration / total if total else 0.0,
+                severity=duration / total,
             )
         )
     return tuple(found)
+
+
+_BEFORE_KINDS = ("host_gap", "gap", "queued")
+
+
+def _shared(parts: pl.DataFrame, windows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Sum over windows of what all paths of a window have of each part, the largest first."""
+    return (
+        parts.group_by("step_index", "path_rank", *by)
+        .agg(pl.col("duration_ns").sum())
+        .group_by("step_index", *by)
+        .agg(pl.col("duration_ns").min(), having=pl.len())
+        .join(windows, on="step_index", how="inner", nulls_equal=True)
+        .filter(pl.col("having") == pl.col("paths"))
+        .group_by(by)
+        .agg(pl.col("duration_ns").sum())
+        .sort("duration_ns", *by, descending=[True] + [False] * len(by), nulls_last=True)
+    )
