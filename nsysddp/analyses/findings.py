@@ -224,15 +224,16 @@ def _no_communication(result: Result) -> Iterator[Finding]:
 def _same_stream(result: Result) -> Iterator[Finding]:
     """Communication on the stream that does most of the computing; graph nodes say nothing about streams."""
     trace = result.trace
-    events = trace.events.filter(~pl.col("in_graph") & (pl.col("end_ns") > pl.col("start_ns")))
     duration = pl.col("end_ns") - pl.col("start_ns")
-    per = events.group_by("rank", "context", "stream").agg(
-        duration.filter(pl.col("class") == "communication").sum().alias("communication"),
-        duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute"),
+    communicating = duration.filter(pl.col("class") == "communication").sum()
+    computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
+    per = (
+        trace.events.filter(~pl.col("in_graph"))
+        .group_by("rank", "context", "stream")
+        .agg(communicating.alias("communication"), computing.alias("compute"))
     )
-    whole = per.group_by("rank").agg(
-        pl.col("communication").sum().alias("all"), pl.col("compute").sum().alias("most")
-    )
+    # Shares are of everything the rank ran, graph nodes included: what ran outside the graphs may be a trifle.
+    whole = trace.events.group_by("rank").agg(communicating.alias("all"), computing.alias("most"))
     traced_whole = trace.events.filter(pl.col("class") == "graph")["rank"].unique().implode()
     mixed = (
         per.join(whole, on="rank")
