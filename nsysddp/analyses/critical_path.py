@@ -28,6 +28,7 @@ from nsysddp.analyses.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
 from nsysddp.analyses.steps import WARM_UP_RATIO, Attribution, attribute
 from nsysddp.errors import AnalysisError, UsageError
 from nsysddp.markers import parse_bucket_mark
+from nsysddp.names import visible
 from nsysddp.result import Finding, Result, Warning
 from nsysddp.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.units import NS_PER_US, ms
@@ -751,7 +752,8 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
     for kind, rank, phase, name, duration in (
         _shared(tables["critical_path_cause"], windows, cause).head(most).iter_rows()
     ):
-        words = [kind.replace("_", " "), f"before {name}" if kind in _BEFORE_KINDS and name else name]
+        shown = None if name is None else _short(name)
+        words = [kind.replace("_", " "), f"before {shown}" if kind in _BEFORE_KINDS and shown else shown]
         words.append("before a rank's first call in the capture" if rank is None else f"on rank {rank}")
         words.append(f"in {phase}" if phase else None)
         found.append(
@@ -778,6 +780,12 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
 
 
 _BEFORE_KINDS = ("host_gap", "gap", "queued")
+
+
+def _short(name: str, most: int = 60) -> str:
+    """A kernel's name for a sentence: kernel names reach thousands of characters, and can hold anything."""
+    text = visible(name)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _shared(parts: pl.DataFrame, windows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
