@@ -437,3 +437,267 @@ METRICS = _table(
         ("value", FLOAT, "value, in % where the name says so"),
     ],
 )
+
+# --- tables of single questions, which `nsysddp analyze` does not write --------------------------------------
+
+_STEP_INDEX = ("step_index", INT, "0-based order of the step; null for the whole capture")
+_WARM_UP = ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest")
+
+CONTENTION = _table(
+    "contention",
+    "one kernel (or one kind and size of collective) that ran beside the other side, on one rank and in one phase",
+    [
+        _RANK,
+        ("side", TEXT, "compute: kernels beside communication; communication: transfers beside compute"),
+        ("phase", TEXT, "phase in which it was launched; null if none"),
+        ("name", TEXT, "kernel name; collective kind on the communication side"),
+        ("grid", TEXT, "grid dimensions; null on the communication side"),
+        ("block", TEXT, "block dimensions; null on the communication side"),
+        (
+            "after",
+            TEXT,
+            "kernel ahead of it in its queue: a shape does other work in other places; null if none",
+        ),
+        ("bytes", INT, "message size; null on the compute side"),
+        ("alone", INT, "executions with nothing of the other side beside them"),
+        ("accompanied", INT, "executions of which at least half has the other side beside it"),
+        ("partial", INT, "executions between the two: not compared, but their time beside it has its cost"),
+        ("alone_median_ns", INT, "median duration alone, rounded down; null if never"),
+        ("accompanied_median_ns", INT, "median duration accompanied, rounded down; null if never"),
+        ("ratio", FLOAT, "accompanied median / alone median; null with a reason"),
+        ("ratio_low", FLOAT, "2.5 % of the bootstrap"),
+        ("ratio_high", FLOAT, "97.5 % of the bootstrap"),
+        ("beside_ns", INT, "sum over its executions of the time beside the other side"),
+        (
+            "cost_per_step_ns",
+            INT,
+            "beside x (1 - 1 / ratio) per window; negative where it was faster; null with a reason",
+        ),
+        ("reason", TEXT, "why there is no ratio: too_few_alone, too_few_accompanied or mixed_work"),
+    ],
+)
+
+CONTENTION_STEP = _table(
+    "contention_step",
+    "what overlap gained and cost in one window of one rank",
+    [
+        _RANK,
+        _STEP,
+        _STEP_INDEX,
+        _WARM_UP,
+        ("hidden_communication_ns", INT, "|C & P|"),
+        ("hidden_transfer_ns", INT, "transfer part of it: what overlap saved"),
+        (
+            "measured_ratio",
+            FLOAT,
+            "share of the time beside communication whose kernels have a ratio; null if none ran",
+        ),
+        ("contention_ns", INT, "compute time that communication beside it cost; null with a reason"),
+        ("contention_low_ns", INT, "2.5 % of the bootstrap"),
+        ("contention_high_ns", INT, "97.5 % of the bootstrap"),
+        ("net_overlap_gain_ns", INT, "hidden_transfer - contention; null with a reason"),
+        ("net_overlap_gain_low_ns", INT, "hidden_transfer - contention_high"),
+        ("net_overlap_gain_high_ns", INT, "hidden_transfer - contention_low"),
+        ("reason", TEXT, "why a figure is null, and what to capture"),
+    ],
+)
+
+CONTENTION_METRIC = _table(
+    "contention_metric",
+    "one sampled GPU metric on one rank in one situation",
+    [
+        _RANK,
+        ("metric", TEXT, "name of the metric"),
+        ("situation", TEXT, "compute_alone, both, communication_alone or neither"),
+        ("samples", INT, "samples whose whole sampling interval (nine tenths of it) lies in the situation"),
+        ("mean_value", FLOAT, "mean of those samples, in the unit of the metric"),
+        ("median_value", FLOAT, "median of those samples"),
+    ],
+)
+
+IDLE_CAUSES = (
+    "launch_late",
+    "event_wait",
+    "communication_wait",
+    "memory_copy",
+    "synchronisation",
+    "stream_latency",
+    "end_of_work",
+    "unknown",
+)
+"""Why a GPU was idle; see ``analyses.idle``."""
+
+IDLE = _table(
+    "idle",
+    "one piece of an idle gap of one rank, with its cause; the pieces of all causes tile the idle time",
+    [
+        _RANK,
+        _STEP,
+        _STEP_INDEX,
+        ("gap", INT, "number of the gap on its rank, in order of time; a gap over a window's edge is two"),
+        ("start_ns", INT, "start of the piece"),
+        ("end_ns", INT, "end of the piece"),
+        ("cause", pl.Enum(list(IDLE_CAUSES)), "why"),
+        (
+            "activity",
+            TEXT,
+            "what went on: call, host_gap (host between calls), sync, latency, other_rank, nothing",
+        ),
+        (
+            "name",
+            TEXT,
+            "call or host gap: API name of the call (after the gap); other_rank: the event that ran there",
+        ),
+        ("thread", INT, "thread of that call"),
+        ("delayed_event", INT, "row of the trace's events: what ended the gap; null at the end of work"),
+        ("delayed_name", TEXT, "its name"),
+        ("phase", TEXT, "phase in which that was launched"),
+        (
+            "awaited_event",
+            INT,
+            "row of the trace's events that the event or synchronising call waited for; null if none",
+        ),
+        ("awaited_name", TEXT, "its name"),
+        (
+            "waits_for",
+            INT,
+            "rank that arrived last in the awaited collective (or on which the awaited event ran)",
+        ),
+        ("call", TEXT, "synchronising or copying call of which this piece is the consequence; null if none"),
+        ("call_start_ns", INT, "its start, which tells the call apart"),
+        ("consequence", FLAG, "the idle time came after that call, out of the lead that the host lost in it"),
+    ],
+)
+
+IDLE_STEP = _table(
+    "idle_step",
+    "one cause of idle time in one window of one rank",
+    [
+        _RANK,
+        _STEP,
+        _STEP_INDEX,
+        _WARM_UP,
+        ("cause", pl.Enum(list(IDLE_CAUSES)), "why"),
+        ("idle_ns", INT, "sum of the pieces, which do not overlap"),
+        ("pieces", INT, "number of pieces"),
+        ("longest_ns", INT, "longest piece"),
+        ("window_ratio", FLOAT, "idle_ns / window"),
+    ],
+)
+
+LAUNCH_QUEUE = _table(
+    "launch_queue",
+    "one change of the number of launched and not yet started events of one rank",
+    [
+        _RANK,
+        ("time_ns", INT, "from this time"),
+        ("depth", INT, "events launched and not yet started"),
+    ],
+)
+
+LAUNCH_QUEUE_STEP = _table(
+    "launch_queue_step",
+    "launch-queue depth in one window of one rank",
+    [
+        _RANK,
+        _STEP,
+        _STEP_INDEX,
+        _WARM_UP,
+        ("mean_depth", FLOAT, "mean over time; null when the window is empty"),
+        ("max_depth", INT, "largest depth"),
+        ("empty_ns", INT, "time in which nothing was launched ahead"),
+        ("unlaunched", INT, "events that started in it without a launch row: not in the depth"),
+    ],
+)
+
+BUCKET = _table(
+    "bucket",
+    "one DDP bucket (or FSDP unit) of one step on one rank, in order of launch",
+    [
+        _RANK,
+        _STEP,
+        _STEP_INDEX,
+        _WARM_UP,
+        ("role", TEXT, "gradients (all-reduce), gather_forward, gather_backward or reduce_scatter"),
+        (
+            "bucket",
+            INT,
+            "number of the bucket: DDP's own from the annotation, else the order of launch in its role",
+        ),
+        ("source", TEXT, "annotation, or inferred from the order of launches"),
+        ("micro_step", INT, "which backward (forward) range of the step, 0-based: gradient accumulation"),
+        ("is_last", FLAG, "last bucket of its backward (by the annotation or the order)"),
+        ("collective_id", INT, "of its first communication kernel; null where unmatched"),
+        ("communicator", TEXT, "communicator id in hex; null if unknown"),
+        ("stream", INT, "CUDA stream of its communication"),
+        ("events", INT, "communication kernels of the bucket"),
+        ("bytes", INT, "bytes: of the bucket by the annotation, else of the message; null if unknown"),
+        ("parameters", INT, "parameters in it, from the annotation; null without"),
+        ("hook_ns", INT, "host time at which its communication hook began; null without annotation"),
+        (
+            "launched_ns",
+            INT,
+            "start of the launch call of its first communication kernel; null without launch row",
+        ),
+        ("ready_ns", INT, "end of the last event of the producing queue that it waited for; null if unknown"),
+        (
+            "ready_source",
+            TEXT,
+            "event (a recorded CUDA event), launch_order (last compute launched before), or null",
+        ),
+        ("producer", TEXT, "name of that event"),
+        ("started_ns", INT, "start of its first communication kernel"),
+        ("ended_ns", INT, "end of its last communication kernel"),
+        ("launch_late_ns", INT, "max(0, launched - ready): ready on the GPU, not yet launched by the host"),
+        (
+            "queued_ns",
+            INT,
+            "time, ready and launched, in which the communication ahead in its queue still ran",
+        ),
+        ("queued_behind", INT, "row of the trace's events that was ahead and held it; null if none"),
+        (
+            "held_by",
+            INT,
+            "head-of-line: earlier bucket of which its launch waited for (same role); null if none",
+        ),
+        (
+            "arrival_skew_ns",
+            INT,
+            "latest - earliest start of its collective over the ranks; null where unmatched",
+        ),
+        ("last_rank", INT, "rank that arrived last"),
+        ("wait_ns", INT, "sum over its kernels of the wait for later ranks; null where unmatched"),
+        ("transfer_ns", INT, "sum over its kernels of the transfer; null where unmatched"),
+        ("hidden_ns", INT, "|its kernels & P|"),
+        ("exposed_ns", INT, "|its kernels - P|"),
+        ("hidden_transfer_ns", INT, "transfer under compute; null where unmatched"),
+        ("exposed_transfer_ns", INT, "transfer under no compute; null where unmatched"),
+        ("tail_ns", INT, "part of its kernels after the step's last backward compute; null without backward"),
+        ("consumer_ns", INT, "gathers: start of the first compute event that waited for it; null if unknown"),
+        (
+            "slack_ns",
+            INT,
+            "gathers: end of the work ahead of the consumer - ended; negative: compute waited that long",
+        ),
+        (
+            "prefetch_distance",
+            INT,
+            "gathers: units launched up to this one whose consumer was not yet launched, less one",
+        ),
+    ],
+)
+
+MORE_TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        CONTENTION,
+        CONTENTION_STEP,
+        CONTENTION_METRIC,
+        IDLE,
+        IDLE_STEP,
+        LAUNCH_QUEUE,
+        LAUNCH_QUEUE_STEP,
+        BUCKET,
+    )
+}
+"""Tables of single questions: contention, idle time, buckets."""
