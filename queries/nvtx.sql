@@ -6,7 +6,7 @@
 -- parameter first_row: INTEGER, first rowid to read
 -- parameter last_row: INTEGER, last rowid to read
 -- column start_ns: INTEGER ns, start
--- column end_ns: INTEGER ns, end; equal to start for marks and ranges that never ended
+-- column end_ns: INTEGER ns, end; NULL for marks and ranges that never ended
 -- column type: INTEGER, 34 mark, 59 push/pop, 60 start/end, 70/71 imported, 75 domain
 -- column thread: INTEGER globalTid of the thread that opened it
 -- column domain: INTEGER, NVTX domain inside the process
@@ -15,7 +15,7 @@
 -- column payload: BLOB, binary payload; empty without --include-blobs=true
 SELECT
   start AS start_ns,
-  coalesce("end", start) AS end_ns,
+  "end" AS end_ns,
   eventType AS type,
   coalesce(globalTid, 0) AS thread,
   coalesce(domainId, 0) AS domain,
