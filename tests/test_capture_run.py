@@ -25,7 +25,7 @@ from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
 from nsysddp.capture.run import Plan
 from nsysddp.cli.capture import command as capture_command
-from nsysddp.errors import NsysddpError, UsageError
+from nsysddp.errors import AnalysisError, NsysddpError, UsageError
 
 VERSION = "2025.3.1.90-253135822126v0"
 PROFILE_OPTIONS = (
@@ -579,6 +579,21 @@ def test_interrupt_leaves_no_orphan_and_no_files(
     assert not made.folder.exists()
 
 
+def test_program_that_does_not_exist_is_one_line(plan: Callable[..., Plan]) -> None:
+    made = replace(plan(None, ""), target=("no-such-program", "x"))
+    found = failure(made)
+    assert found.kind == "refused"
+    assert "no-such-program" in str(found)
+    assert not made.folder.exists()
+
+
+def test_place_that_cannot_be_written_is_one_line(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = failure(replace(plan(None, ""), folder=tmp_path / "file" / "train-1"))
+    assert found.kind == "refused"
+    assert "--out" in str(found)
+
+
 # --- what is there already ----------------------------------------------------------------------------------
 
 
@@ -737,6 +752,23 @@ def test_gpu_capture_is_analysed_and_the_verdict_is_kept(
     indented = "\n".join(f"    {line}".rstrip() for line in captured.verdict.strip().splitlines())
     assert indented in (made.folder / "README.md").read_text()
     assert record(made)["outcome"]["kind"] == "ok"
+
+
+def test_capture_is_kept_whole_where_its_analysis_fails(
+    fake: Callable[..., str], plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise AnalysisError("books do not balance")
+
+    monkeypatch.setattr("nsysddp.analyses.analyze", fails)
+    made = gpu_plan(plan, fake())
+    with pytest.raises(AnalysisError, match="balance"):
+        capture(made)
+    assert record(made)["outcome"]["kind"] == "analysis_failed"
+    assert (made.folder / "report.sqlite").exists()
+    assert "report.sqlite" in record(made)["files"]
+    with pytest.raises(UsageError, match="--force"):
+        capture(made)
 
 
 def test_gpu_capture_without_gpu_events_is_empty(

@@ -26,6 +26,8 @@ KINDS = {
     "incomplete_report": "nsys recorded less than the whole run, by its own diagnostics or by what is missing",
     "importer_failed": "nsys recorded, but could not make a report of the recording",
     "export_failed": "nsys could not export its report",
+    "analysis_failed": "captured and exported well; the analysis of the export failed",
+    "refused": "the operating system refused something that a capture needs",
     "disk_full": "no space was left",
     "interrupted": "Ctrl-C or SIGTERM",
 }

@@ -244,12 +244,16 @@ def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> 
         kind = _recorded_outcome(folder)
         if kind is None:
             raise UsageError(f"{folder} exists and holds no capture", do="choose another place with --out")
-        if not force and kind in ("ok", "cpu_only", "checks_failed", "running"):
+        if not force and kind in _WORTH_KEEPING:
             what = "a capture that is running or was killed" if kind == "running" else "a finished capture"
             raise UsageError(f"{folder} holds {what}", do="choose another --out, or replace it with --force")
         say(f"replacing {folder}, which holds {'a failed' if not force else 'an earlier'} capture ({kind})")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+
+
+_WORTH_KEEPING = ("ok", "cpu_only", "checks_failed", "analysis_failed", "running")
+"""Outcomes that are replaced only with ``force``."""
 
 
 def _recorded_outcome(folder: Path) -> str | None:
@@ -276,6 +280,9 @@ def capture(
     """
     try:
         prepare_folder(plan.folder, force=force, say=say)
+    except OSError as error:
+        raise _refused(plan, error) from error
+    try:  # from here on the folder is ours to remove
         return _capture(plan, machine, timeout_s=timeout_s, say=say)
     except KeyboardInterrupt:
         shutil.rmtree(plan.folder, ignore_errors=True)
@@ -285,11 +292,14 @@ def capture(
             do="start it again",
         ) from None
     except OSError as error:
-        full = failures.disk_full(_existing(plan.folder), error=error)
-        if full is None:
-            raise
         shutil.rmtree(plan.folder, ignore_errors=True)
-        raise full from error
+        raise _refused(plan, error) from error
+
+
+def _refused(plan: Plan, error: OSError) -> Failure:
+    full = failures.disk_full(_existing(plan.folder), error=error)
+    what = f"{error.strerror}: {Path(error.filename).name}" if error.filename else str(error.strerror)
+    return full or Failure("refused", what, do="check the program's name, and that --out can be written to")
 
 
 def _existing(folder: Path) -> Path:
@@ -317,7 +327,9 @@ def _capture(
                 exports.append(_export(plan, report, env, record, timeout_s))
         say(f"{plan.name} {plan.repeat}: analysing")
         summary = _summary(plan)
-        verdict, result, diagnostics = _analyse(plan, exports)
+        contents = _inspect(exports)
+        record.diagnostics = contents.diagnostics
+        verdict, result = _verdict(plan, exports, contents, record)
     except Failure as failure:
         if failure.kind == "disk_full":
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -326,7 +338,6 @@ def _capture(
             # The full message can quote the program's output, which does not belong into run.json.
             record.write(failure.kind, failures.KINDS[failure.kind], ranks=failure.ranks)
         raise
-    record.diagnostics = diagnostics
     _readme(plan, verdict)
     captured = Captured(plan, verdict, tuple(exports), result, summary)
     if captured.failed_checks:
@@ -453,23 +464,31 @@ def _summary(plan: Plan) -> dict[str, Any] | None:
     return content
 
 
-def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, tuple[str, ...]]:
-    """What does the capture show: the verdict, the analysis behind it, and what nsys complained about.
+_PUSH_POP, _START_END, _ERROR = 59, 60, 3
+"""NVTX event types of ranges, and nsys's severity of an error (``queries/nvtx.sql``, ``queries/diagnostics.sql``)."""
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the exports hold besides GPU events: ranges, the processes that opened them, and nsys's complaints."""
+
+    ranges: int
+    processes: int
+    diagnostics: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+def _inspect(exports: Sequence[Path]) -> _Contents:
+    """Are the exports sound, and what do they hold?
 
     Raises:
-        Failure: the export is unsound, holds no GPU event although GPUs were traced, or nsys says that it lost
-            events.
+        Failure: one of them cannot be read.
     """
-    if not exports:
-        return (
-            "The program ran without nsys: nothing was captured, and nothing is known about overlap.",
-            None,
-            (),
-        )
     from nsysddp.ingest.report import open_report
     from nsysddp.ingest.sql import rows
 
-    ranges, processes_seen, messages = 0, set(), []
+    ranges, opened_by = 0, set()
+    messages: list[dict[str, Any]] = []
     try:
         for export in exports:
             with open_report(export) as report:
@@ -477,23 +496,47 @@ def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, t
                 events = rows(report, "nvtx", first_row=0, last_row=2**62)
             pushed = [event for event in events if event["type"] in (_PUSH_POP, _START_END)]
             ranges += len(pushed)
-            processes_seen |= {(export, event["thread"] >> 24) for event in pushed}
-        diagnostics = tuple(dict.fromkeys(str(message["text"]) for message in messages))
-        if plan.settings.backend == "gloo":
-            return _cpu_verdict(ranges, len(processes_seen)), None, diagnostics
-        errors = [str(message["text"]) for message in messages if message["severity"] >= _ERROR]
-        if errors:
-            raise Failure(
-                "incomplete_report",
-                f"nsys itself says that the report is incomplete: {errors[0]}",
-                do="capture fewer steps, or see the diagnostics in run.json",
-                details=diagnostics,
-            )
-        from nsysddp.analyses import analyze
-        from nsysddp.ingest.load import load
+            opened_by |= {(export, event["thread"] >> 24) for event in pushed}
+    except ReportError as error:
+        raise _unreadable(error) from error
+    return _Contents(
+        ranges,
+        len(opened_by),
+        diagnostics=tuple(dict.fromkeys(str(message["text"]) for message in messages)),
+        errors=tuple(str(message["text"]) for message in messages if message["severity"] >= _ERROR),
+    )
 
+
+def _unreadable(error: ReportError) -> Failure:
+    return Failure(
+        "incomplete_report", f"the export cannot be read: {error}", do="capture again; the report is kept"
+    )
+
+
+def _verdict(
+    plan: Plan, exports: Sequence[Path], contents: _Contents, record: _Record
+) -> tuple[str, Result | None]:
+    """What does the capture show, as text and, of GPUs, as the analysis behind it?
+
+    Raises:
+        Failure: no GPU event although GPUs were traced, no range on CPU ranks, or nsys says that it lost events.
+    """
+    if not exports:
+        return "The program ran without nsys: nothing was captured, and nothing is known about overlap.", None
+    if plan.settings.backend == "gloo":
+        return _cpu_verdict(contents), None
+    if contents.errors:
+        raise Failure(
+            "incomplete_report",
+            f"nsys itself says that the report is incomplete: {contents.errors[0]}",
+            do="capture fewer steps, or see the diagnostics in run.json",
+            details=contents.diagnostics,
+        )
+    from nsysddp.analyses import analyze
+    from nsysddp.ingest.load import load
+
+    try:
         result = analyze(load(exports))
-        return _as_text(result), result, diagnostics
     except NoGpuEvents as error:
         raise Failure(
             "empty_capture",
@@ -501,13 +544,12 @@ def _analyse(plan: Plan, exports: Sequence[Path]) -> tuple[str, Result | None, t
             do="put the capture window around steps that compute on a GPU",
         ) from error
     except ReportError as error:
-        raise Failure(
-            "incomplete_report", f"the export cannot be read: {error}", do="capture again; the report is kept"
-        ) from error
-
-
-_PUSH_POP, _START_END, _ERROR = 59, 60, 3
-"""NVTX event types of ranges, and nsys's severity of an error (``queries/nvtx.sql``, ``queries/diagnostics.sql``)."""
+        raise _unreadable(error) from error
+    except Exception:  # the capture is whole, whatever becomes of our reading of it
+        _readme(plan, "Captured and exported, but the analysis failed.")
+        record.write("analysis_failed", failures.KINDS["analysis_failed"])
+        raise
+    return _as_text(result), result
 
 
 def _as_text(result: Result) -> str:
@@ -521,15 +563,15 @@ def _as_text(result: Result) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _cpu_verdict(ranges: int, processes_seen: int) -> str:
-    if ranges == 0:
+def _cpu_verdict(contents: _Contents) -> str:
+    if contents.ranges == 0:
         raise Failure(
             "empty_capture",
             "the program ran on CPU ranks and not one NVTX range was captured",
             do="annotate the loop with nsysddp.annotate, and install nvtx==0.2.8 where torch has no CUDA",
         )
     return (
-        f"Captured {ranges} NVTX ranges of {processes_seen} processes on CPU ranks, and no GPU events.\n"
+        f"Captured {contents.ranges} NVTX ranges of {contents.processes} processes on CPU ranks, and no GPU events.\n"
         "Overlap cannot be proved on CPU: only GPU intervals are evidence of it. Capture with --backend nccl."
     )
 
