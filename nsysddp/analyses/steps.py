@@ -390,11 +390,23 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
         NoGpuEvents: the time range holds no GPU event of any rank.
     """
     _check_range(trace, selection)
+    by_number = selection.first_step is not None or selection.last_step is not None or selection.skip_warmup
     if selection.per == "capture":
+        if by_number:
+            raise UsageError(
+                "the whole capture has no steps to choose from",
+                do="leave out --per capture, or give --from and --to instead of --steps and --skip-warmup",
+            )
         return Windows(
             tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers), "capture"
         )
     if not attribution.steps.height or not (attribution.step >= 0).any():
+        if by_number:
+            (why,) = _no_steps(trace, attribution)
+            raise UsageError(
+                f"there are no steps to choose from: {why.message.partition(';')[0]}",
+                do="leave out --steps and --skip-warmup",
+            )
         made = tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers)
         return Windows(made, "capture", _no_steps(trace, attribution))
     made_all: list[Window] = []
