@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from nsysddp.analyses.steps import Selection
     from nsysddp.trace import Trace
 
+_LONGEST_MS = 1e12
+"""Thirty years."""
+
 Command = Callable[..., Any]
 
 
@@ -49,6 +52,10 @@ class Request:
         """Read the reports, with progress on a terminal; what to read as in ``ingest.load.load``."""
         from nsysddp.ingest.load import load
 
+        if not self.clock_tolerance_us < _LONGEST_MS:
+            raise UsageError(
+                f"--clock-tolerance {self.clock_tolerance_us:g} is no time", do="give microseconds"
+            )
         with _progress() as progress:
             return load(
                 self.reports,
@@ -68,6 +75,9 @@ class Request:
         from nsysddp.analyses.steps import Selection
 
         first, last = _step_range(self.steps)
+        for name, value in (("--from", self.from_ms), ("--to", self.to_ms)):
+            if value is not None and not abs(value) < _LONGEST_MS:
+                raise UsageError(f"{name} {value:g} is no time", do="give milliseconds since session start")
         return Selection(
             per=self.per,
             from_ns=None if self.from_ms is None else ns_from_ms(self.from_ms),
