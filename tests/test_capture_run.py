@@ -611,6 +611,21 @@ def test_finished_capture_is_replaced_only_with_force(
     assert not (made.folder / "stale").exists()
 
 
+def test_interrupt_before_anything_starts_removes_nothing(
+    fake: Callable[..., str], plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(fake(), "")
+    capture(made)
+
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_recorded_outcome", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        capture(made)
+    assert (made.folder / "report.sqlite").exists()
+
+
 def test_failed_capture_is_replaced_and_that_is_said(
     fake: Callable[..., str], plan: Callable[..., Plan]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsysddp.analyses import analyze
 from nsysddp.capture import sweep
 from nsysddp.capture.command import Settings
+from nsysddp.capture.run import Captured, Plan
 from nsysddp.capture.sweep import CapSteps
 from nsysddp.cli.sweep import command as sweep_command
 from nsysddp.errors import AnalysisError
+from nsysddp.ingest.load import load
 
 MS = 1_000_000
 
@@ -210,6 +214,27 @@ def test_plans_are_interleaved_and_carry_their_cap(tmp_path: Path) -> None:
     for plan in plans:
         at = plan.target.index("--bucket-cap")
         assert float(plan.target[at + 1]) == plan.variables["bucket_cap_mib"]
+
+
+def test_captures_of_gpus_become_a_row_a_rank(tmp_path: Path, unpacked: Callable[[str], Path]) -> None:
+    """The two delay captures stand in for caps 4 and 64: overlap with 12 buckets, none with one."""
+    captured = []
+    for cap, name in ((64.0, "delay_cap64"), (4.0, "delay_cap4")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in (0, 1):
+            records(folder, rank, [int(cap) * MS] * 3)
+        plan = Plan(name, 1, folder, ("torchrun", "t.py"), Settings(), None, None, {"bucket_cap_mib": cap})
+        result = analyze(load(unpacked(f"h200/{name}")))
+        captured.append((cap, Captured(plan, "", (), result, {"ok": cap == 64.0, "failed_checks": []})))
+    outcome = sweep.summarise(captured)
+    assert [(row.cap_mib, row.rank) for row in outcome.ranks] == [(4, 0), (4, 1), (64, 0), (64, 1)]
+    hidden = [row.figures["hidden_transfer_ns"] for row in outcome.ranks]
+    assert hidden[0] == 337_118
+    assert hidden[2:] == [0, 0]
+    assert outcome.correct == {64.0: True, 4.0: False}
+    assert [verdict.median_ns for verdict in outcome.verdicts] == [4 * MS, 64 * MS]
+    assert "NO" in outcome.text()
 
 
 @pytest.mark.parametrize("caps", ["1,x", "0,4", "4,4", ""])
