@@ -33,8 +33,10 @@ def build(
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
     """The model, its optimizer, and a function that computes the loss of this rank's batch."""
     torch.manual_seed(job.args.seed)
+    with job.device:
+        model = gpt.GPT(size)
     ddp = DistributedDataParallel(
-        gpt.GPT(size).to(job.device),
+        model,
         device_ids=[job.device] if job.on_gpu else None,
         bucket_cap_mb=cap_mib,
         gradient_as_bucket_view=view,

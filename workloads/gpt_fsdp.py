@@ -29,7 +29,8 @@ def main() -> int:
     with common.joined(options) as job:
         folder = common.folder_for(job, job.args.out)
         _, size = gpt.size_of(job, "medium")
-        model = gpt.GPT(size).to(job.device)
+        with job.device:
+            model = gpt.GPT(size)
         total = sum(p.numel() for p in model.parameters())
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in model.blocks:
