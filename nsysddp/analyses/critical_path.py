@@ -188,6 +188,10 @@ PATH_EVIDENCE = Table(
 )
 
 
+TABLES = (PATH, PATH_STEP, PATH_KIND, PATH_CAUSE, PATH_COMMUNICATION, PATH_EVIDENCE)
+"""The tables of `nsysddp critical-path`, in order."""
+
+
 def critical_path(
     trace: Trace,
     per: Per = "step",

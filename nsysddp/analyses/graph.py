@@ -199,10 +199,9 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
         pass_through=Rule.PASS_THROUGH in active,
         order_in_graphs=Rule.GRAPH_NODES not in active,
     )
-    lines = _lines(trace, operations, queues, active)
-    calls = lines.start.size if lines else 0
-
     ready, last, matched, ended_early = _arrivals(trace, active)
+    lines = _lines(trace, operations, queues, ready, active)
+    calls = lines.start.size if lines else 0
 
     # Candidates of an event, each with the time from which it allowed the event to start.
     ahead, signal = queues.before, queues.awaited
@@ -249,7 +248,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
         before[count : count + calls] = host
         before[count + calls :] = host[waiting]
         edge[count:] = np.where(before[count:] >= 0, Edge.HOST, Edge.NONE)
-        begin[exits] = end[lines.awaited[waiting]]
+        begin[exits] = np.minimum(end[lines.awaited[waiting]], lines.end[waiting])
         before[exits] = lines.awaited[waiting]
         edge[exits] = Edge.SYNC
     if count:
@@ -363,7 +362,7 @@ def _operations(trace: Trace) -> pl.DataFrame:
 
 
 def _lines(
-    trace: Trace, operations: pl.DataFrame, queues: Queues, active: frozenset[Rule]
+    trace: Trace, operations: pl.DataFrame, queues: Queues, ready: Ints, active: frozenset[Rule]
 ) -> HostLines | None:
     """The calls of the host with what they waited for; None if the trace has no calls."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
@@ -396,6 +395,7 @@ def _lines(
         trace,
         Calls.of(trace.calls, fold=Rule.NESTED_CALLS in active),
         blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "target"),
+        ready,
         all_threads=Rule.POLLING_THREADS not in active,
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.analyses.queues import running_latest
+from nsysddp.units import NS_PER_US
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from nsysddp.trace import Trace
 
     Ints = NDArray[np.int64]
+
+
+JITTER_NS = NS_PER_US
+"""GPU and host clocks are matched to within this: a call can seem to return just before what it waited for ended."""
 
 
 class Blocking(IntEnum):
@@ -158,6 +163,7 @@ def host_lines(
     trace: Trace,
     calls: Calls,
     blocking: pl.DataFrame,
+    ready: Ints,
     *,
     all_threads: bool = False,
 ) -> HostLines:
@@ -168,6 +174,7 @@ def host_lines(
         calls: the folded calls of the trace.
         blocking: the synchronising calls: ``row`` (of ``Trace.calls``), ``kind`` (Blocking) and ``target`` (row of
             the event that a stream or event call waits for, -1 if it is not known).
+        ready: time from which each event no longer waited for other ranks, shape (events,).
         all_threads: let threads that only poll take part.
     """
     assert trace.calls is not None
@@ -219,6 +226,7 @@ def host_lines(
             first,
             np.where(launched, time, np.iinfo(np.int64).max),
             to_host[first:last],
+            ready,
             end_of_event,
         )
         counted += seen
@@ -267,6 +275,7 @@ def _awaited(
     first_event: int,
     launch: Ints,
     to_host: NDArray[np.bool_],
+    ready: Ints,
     end_of_event: Ints,
 ) -> tuple[Ints, int, int]:
     """For each call of one rank's line the event that it waited for, -1 if none.
@@ -299,9 +308,12 @@ def _awaited(
         target[copy] = own[place[copy]]
 
     unknown = int(((target < 0) & ((kind == Blocking.STREAM) | (kind == Blocking.EVENT))).sum())
-    held = target >= 0
-    held[held] = (end_of_event[target[held]] > calls.start[line[place[held]]]) & (
-        end_of_event[target[held]] <= calls.end[line[place[held]]]
+    begun, returned = calls.start[line[place]], calls.end[line[place]]
+    held = (
+        (target >= 0)
+        & (end_of_event[target] > begun)
+        & (end_of_event[target] <= returned + JITTER_NS)
+        & (ready[target] <= returned)
     )
     awaited = np.full(line.size, -1, dtype=np.int64)
     awaited[place[held]] = target[held]

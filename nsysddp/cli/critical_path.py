@@ -15,7 +15,7 @@ from nsysddp.errors import UsageError
 if TYPE_CHECKING:
     from nsysddp.result import Result
 
-_TABLES = tuple(
+TABLES = tuple(
     f"critical_path{part}" for part in ("", "_step", "_kind", "_cause", "_communication", "_evidence")
 )
 
@@ -33,7 +33,7 @@ _TABLES = tuple(
 )
 @click.option(
     "--table",
-    type=click.Choice(_TABLES),
+    type=click.Choice(TABLES),
     help="Table of csv, markdown or text (default critical_path_kind); `--format json` has all.",
 )
 @click.option(
