@@ -227,14 +227,20 @@ def _same_stream(result: Result) -> Iterator[Finding]:
     duration = pl.col("end_ns") - pl.col("start_ns")
     communicating = duration.filter(pl.col("class") == "communication").sum()
     computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
-    per = (
-        trace.events.filter(~pl.col("in_graph"))
-        .group_by("rank", "context", "stream")
+    per_stream = pl.concat(
+        trace.events_of(rank)
+        .group_by("rank", "context", "stream", "in_graph")
         .agg(communicating.alias("communication"), computing.alias("compute"))
+        for rank in trace.rank_numbers
     )
+    per = per_stream.filter(~pl.col("in_graph"))
     # Shares are of everything the rank ran, graph nodes included: what ran outside the graphs may be a trifle.
-    whole = trace.events.group_by("rank").agg(communicating.alias("all"), computing.alias("most"))
-    traced_whole = trace.events.filter(pl.col("class") == "graph")["rank"].unique().implode()
+    whole = per_stream.group_by("rank").agg(
+        pl.col("communication").sum().alias("all"), pl.col("compute").sum().alias("most")
+    )
+    traced_whole = pl.Series(
+        [rank for rank in trace.rank_numbers if len(trace.union(rank, ["graph"]))], dtype=pl.Int32
+    )
     mixed = (
         per.join(whole, on="rank")
         .filter(
@@ -242,7 +248,7 @@ def _same_stream(result: Result) -> Iterator[Finding]:
             & (pl.col("compute") > 0)
             & (pl.col("communication") >= 0.25 * pl.col("all"))  # a barrier there is no diagnosis
             & (pl.col("communication") > 0)
-            & ~pl.col("rank").is_in(traced_whole)
+            & ~pl.col("rank").is_in(traced_whole.implode())
         )
         .sort("rank", "stream")
     )

@@ -123,6 +123,50 @@ class Gathered:
         return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype=dtype)
 
 
+class Bulk:
+    """Typed columns of a long table, written in place by the threads that read its row ranges.
+
+    Memory is set aside once for all rows that the rowids allow and only touched where rows are; collecting batches
+    and joining them at the end would need it twice.
+
+    Args:
+        ranges: first and last rowid of each range.
+        dtypes: column to numpy type.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], dtypes: Mapping[str, type[np.generic]]) -> None:
+        sizes = [last - first + 1 for first, last in ranges]
+        self._begin = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._filled = [0] * len(sizes)
+        self._columns = {name: np.empty(sum(sizes), dtype=dtype) for name, dtype in dtypes.items()}
+        self.dropped = 0
+        self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return sum(self._filled)
+
+    def add(self, part: int, columns: Mapping[str, Column], dropped: int = 0) -> None:
+        """Append one batch to its row range."""
+        size = len(next(iter(columns.values())))
+        first = self._begin[part] + self._filled[part]
+        for name, values in columns.items():
+            self._columns[name][first : first + size] = values
+        self._filled[part] += size
+        if dropped:
+            with self._lock:
+                self.dropped += dropped
+
+    def column(self, name: str) -> Column:
+        """One column over all ranges, in row order; the object lets go of it."""
+        values = self._columns.pop(name)
+        if self.rows == values.size:
+            return values
+        pieces = [values[a : a + size] for a, size in zip(self._begin, self._filled, strict=True)]
+        return np.concatenate(pieces) if pieces else values
+
+
 def plausible(start: Column, end: Column) -> Column:
     """Which rows have times that can be: in range, and not ending before they start."""
     return (end >= start) & (start > -TIME_LIMIT_NS) & (end < TIME_LIMIT_NS)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
-from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, Report
+from nsysddp.ingest.columns import NONE, Bulk, Codes, frame, integers, plausible
+from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
 from nsysddp.names import visible
 from nsysddp.schema import P2P_COPY
 
@@ -41,6 +41,7 @@ _FIELDS: dict[str, type[np.generic]] = {
     "correlation": np.int64,
     "name": np.int32,
     "graph_node": np.bool_,
+    "bytes": np.int64,
 }
 
 
@@ -76,47 +77,47 @@ def read(
     Raises:
         ReportError: a value that cannot be; MissingTable: a column without which kernels mean nothing.
     """
-    kernel_query = _kernel_query(report, rules)
-    sources = [
-        _scan(report, processes, kernel_query, KERNEL, "name_id", progress),
-        _scan(report, processes, "memcpy", MEMCPY, "operation", progress),
-        _scan(report, processes, "memset", MEMSET, None, progress),
-        _scan(report, processes, "graphs", GRAPH_TRACE, None, progress),
-    ]
-    kernel_ids = sources[0].column("name", np.int32)
-    distinct, kernel_codes = _compact(kernel_ids)
+    kernels = _scan(report, processes, _kernel_query(report, rules), KERNEL, "name_id", progress)
+    copies = _scan(report, processes, "memcpy", MEMCPY, "operation", progress)
+    memsets = _scan(report, processes, "memset", MEMSET, None, progress)
+    graphs = _scan(report, processes, "graphs", GRAPH_TRACE, None, progress)
+    distinct, kernel_codes = _compact(kernels.column("name"))
     texts = strings(report, distinct)
     names = [("kernel", texts.get(int(number), f"unknown kernel {number}")) for number in distinct]
-    codes = [kernel_codes]
-    copy_ids, copy_codes = _compact(sources[1].column("name", np.int32))
-    codes.append(copy_codes + len(names))
-    names += [("memory", COPY_KINDS.get(int(kind), "memcpy unknown")) for kind in copy_ids]
-    for source, group, text in ((sources[2], "memory", MEMSET_NAME), (sources[3], "graph", GRAPH_NAME)):
-        rows = source.column("name", np.int32).size
-        codes.append(np.full(rows, len(names), dtype=np.int32))
-        names += [(group, text)] if rows else []
+    copy_kinds, copy_codes = _compact(copies.column("name"))
+    codes = [kernel_codes, copy_codes + np.int32(len(names))]
+    names += [("memory", COPY_KINDS.get(int(kind), COPY_KINDS[0])) for kind in copy_kinds]
+    for source, group, text in ((memsets, "memory", MEMSET_NAME), (graphs, "graph", GRAPH_NAME)):
+        codes.append(np.full(source.rows, len(names), dtype=np.int32))
+        names += [(group, text)] if source.rows else []
+    sources = (kernels, copies, memsets, graphs)
     columns = {
-        name: np.concatenate([source.column(name, dtype) for source in sources])
-        for name, dtype in _FIELDS.items()
-        if name != "name"
+        name: _joined([source.column(name) for source in sources]) for name in _FIELDS if name != "name"
     }
-    sizes = [
-        np.full(kernel_codes.size, NONE, dtype=np.int64),
-        sources[1].column("bytes", np.int64),
-        sources[2].column("bytes", np.int64),
-        np.full(codes[3].size, NONE, dtype=np.int64),
-    ]
-    columns["bytes"] = np.concatenate(sizes)
-    columns["name"] = np.concatenate(codes)
+    columns["name"] = _joined(codes)
     return GpuEvents(columns, names, sum(source.dropped for source in sources), kernel_codes.size)
 
 
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """The parts one after another; a part that is alone is not copied."""
+    filled = [part for part in parts if part.size]
+    return filled[0] if len(filled) == 1 else np.concatenate(parts)
+
+
 def _kernel_query(report: Report, rules: Rules) -> str:
-    """Short names decide almost everything; demangled ones are read where a rule needs a namespace."""
-    if not report.has(KERNEL, "demangledName") or not rules.full_name_hints:
-        return "kernels"
-    hinted = any(sql.rows(report, "string_contains", literal=hint) for hint in rules.full_name_hints)
-    return "kernels_by_full_name" if hinted else "kernels"
+    """The cheapest query that answers: with demangled names, or graph nodes, only where they can matter.
+
+    Short names decide almost every class; demangled ones are read where a rule needs a namespace. Columns far back in
+    a row are slow to reach, so graph nodes are asked for only in reports that mention a graph launch.
+    """
+    needs_full = report.has(KERNEL, "demangledName") and any(
+        sql.rows(report, "string_contains", literal=hint) for hint in rules.full_name_hints
+    )
+    if needs_full:
+        return "kernels_by_full_name"
+    has_calls = RUNTIME in report.tables
+    graphs = not has_calls or bool(sql.rows(report, "string_contains", literal="GraphLaunch"))
+    return "kernels" if graphs else "kernels_outside_graphs"
 
 
 def _scan(
@@ -126,19 +127,17 @@ def _scan(
     table: str,
     name_column: str | None,
     progress: Callable[[int], None] | None,
-) -> Gathered:
-    gathered = Gathered()
+) -> Bulk:
+    gathered = Bulk(sql.row_ranges(report, table), _FIELDS)
     has_bytes = "bytes" in sql.get(query).columns
     has_graph = "graph_node" in sql.get(query).columns
 
     def consume(part: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
-        if not rows.height:
-            return
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
-        columns = {
+        columns: dict[str, Any] = {
             "start_ns": start,
             "end_ns": end,
             "process": processes.encode(integers(rows, "process", np.int64, file, null=NONE)),
@@ -146,22 +145,17 @@ def _scan(
             "context": integers(rows, "context", np.int32, file, null=NONE),
             "stream": integers(rows, "stream", np.int32, file),
             "correlation": integers(rows, "correlation", np.int64, file, null=NONE),
-            "name": (
-                integers(rows, name_column, np.int32, file, null=0)
-                if name_column
-                else np.zeros(rows.height, dtype=np.int32)
-            ),
-            "graph_node": (
-                rows["graph_node"].is_not_null().to_numpy() if has_graph else np.zeros(rows.height, bool)
-            ),
+            "name": integers(rows, name_column, np.int32, file, null=0)
+            if name_column
+            else np.zeros_like(start),
+            "graph_node": rows["graph_node"].is_not_null().to_numpy() if has_graph else np.zeros_like(start),
+            "bytes": integers(rows, "bytes", np.int64, file) if has_bytes else np.full_like(start, NONE),
         }
-        if has_bytes:
-            columns["bytes"] = integers(rows, "bytes", np.int64, file)
         real = plausible(start, end)
-        kept = int(np.count_nonzero(real))
-        if kept < rows.height:
-            columns = {name: values[real] for name, values in columns.items()}
-        gathered.add(part, columns, rows.height - kept)
+        dropped = rows.height - int(np.count_nonzero(real))
+        gathered.add(
+            part, {name: values[real] for name, values in columns.items()} if dropped else columns, dropped
+        )
 
     sql.scan(report, query, consume, table=table, progress=progress)
     return gathered

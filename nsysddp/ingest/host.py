@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,9 @@ NCCL_CALL = re.compile(
     r"|GroupStart|GroupEnd|CommInit\w*|CommSplit)"
 )
 """NCCL API calls whose ranges matter; NCCL's domain has others (ncclCommCount, ...)."""
+
+_NEVER = np.iinfo(np.int64).min
+"""Stands for the end of a range that has none."""
 
 _API_VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$|_(ptsz|ptds)$")
 
@@ -148,11 +153,22 @@ def read_launches(
     processes: Codes,
     table: LaunchTable,
     progress: Callable[[int], None] | None = None,
+    *,
+    only: NDArray[Any] | None = None,
 ) -> int:
-    """Fill the launch table from the runtime rows; returns how many rows had times that cannot be."""
-    single = processes.values == [NONE]
-    import threading
+    """Fill the launch table from the runtime rows.
 
+    Args:
+        report: the export.
+        processes: codes of its processes.
+        table: to be filled.
+        progress: called with row counts.
+        only: correlation ids that matter; the others are not even fetched. None reads all calls.
+
+    Returns:
+        How many rows had times that cannot be.
+    """
+    single = processes.values == [NONE]
     lock = threading.Lock()
     dropped = [0]
 
@@ -173,7 +189,11 @@ def read_launches(
         with lock:
             dropped[0] += int(np.count_nonzero(~real))
 
-    sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)
+    if only is None:
+        sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)
+    else:
+        ids = json.dumps(np.unique(only).tolist())
+        sql.scan(report, "launches_of", consume, table=RUNTIME, progress=progress, ids=ids)
     return dropped[0]
 
 
@@ -192,12 +212,14 @@ def read_nvtx(
     report: Report,
     processes: Codes,
     patterns: Sequence[re.Pattern[str]],
+    capture_end: int,
     progress: Callable[[int], None] | None = None,
 ) -> HostRanges:
     """Ranges that name steps, phases, marks or buckets, and NCCL's calls with their payloads.
 
     A report can hold millions of ranges of other kinds: names are decided once per distinct text, and only the
-    rows that matter are kept.
+    rows that matter are kept. A range that never ended, as the capture did first, lasts until the next of its kind
+    (the pattern it matches) on its thread, else until ``capture_end``.
     """
     interest = _Interest(patterns)
     gathered = Gathered()
@@ -210,7 +232,9 @@ def read_nvtx(
         rows = frame(batch)
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
-        end = integers(rows, "end_ns", np.int64, file)
+        end = integers(rows, "end_ns", np.int64, file, null=_NEVER)
+        never = end == _NEVER
+        end[never] = start[never]
         text_id = integers(rows, "text_id", np.int64, file)
         role = np.zeros(rows.height, dtype=np.int32)
         inline = rows["text"].bin.size(unit="b").to_numpy() > 0 if rows.height else np.zeros(0, bool)
@@ -235,6 +259,7 @@ def read_nvtx(
                 "thread": (thread & THREAD_MASK)[good],
                 "start_ns": start[wanted][good],
                 "end_ns": end[wanted][good],
+                "never": never[wanted][good],
                 "type": integers(kept, "type", np.int32, file)[good],
                 "domain": integers(kept, "domain", np.int64, file)[good],
                 "role": role[wanted][good],
@@ -244,7 +269,7 @@ def read_nvtx(
         )
 
     sql.scan(report, "nvtx", consume, table=NVTX, progress=progress)
-    return _split(report, gathered, interest)
+    return _split(report, gathered, interest, capture_end)
 
 
 class _Interest:
@@ -271,6 +296,11 @@ class _Interest:
             self.texts.append(text)
         return self._role[text]
 
+    def kind(self, text: str) -> int:
+        """Number of the first pattern that the text matches; one more than the last for marks of our own."""
+        matches = (number for number, one in enumerate(self.patterns) if one.fullmatch(text))
+        return next(matches, len(self.patterns))
+
     def decide(self, texts: pl.Series) -> NDArray[Any]:
         """Roles of inline texts (bytes)."""
         distinct = texts.unique()
@@ -294,7 +324,24 @@ class _Interest:
         return found
 
 
-def _split(report: Report, gathered: Gathered, interest: _Interest) -> HostRanges:
+def _closed(
+    columns: Mapping[str, NDArray[Any]], never: NDArray[Any], kind: NDArray[Any], capture_end: int
+) -> NDArray[Any]:
+    """Ends of the ranges, where those that never ended last until the next of their kind, or the capture's end."""
+    end: NDArray[Any] = columns["end_ns"].copy()
+    order = np.lexsort((columns["start_ns"], kind, columns["thread"], columns["process"]))
+    start = columns["start_ns"][order]
+    line = np.stack([columns[name][order].astype(np.int64) for name in ("process", "thread")] + [kind[order]])
+    for place in np.flatnonzero(never[order]).tolist():
+        later = place + 1
+        while later < start.size and start[later] == start[place]:
+            later += 1
+        same = later < start.size and (line[:, later] == line[:, place]).all()
+        end[order[place]] = start[later] if same else max(capture_end, int(start[place]))
+    return end
+
+
+def _split(report: Report, gathered: Gathered, interest: _Interest, capture_end: int) -> HostRanges:
     """Ranges apart from NCCL's calls, the latter with decoded payloads."""
     dropped = gathered.dropped
     texts = np.array(["", *interest.texts], dtype=object)
@@ -314,6 +361,13 @@ def _split(report: Report, gathered: Gathered, interest: _Interest) -> HostRange
         kind, (_PUSH_POP, _START_END)
     )
     is_range = ~is_call & np.isin(kind, list(_STYLE))
+    never = gathered.column("never", np.bool_) & is_range & (kind != _MARK)
+    if never.any():
+        pattern = np.array([interest.kind(name) for name in texts], dtype=np.int64)[role]
+        rows = np.flatnonzero(is_range & (kind != _MARK))
+        columns["end_ns"][rows] = _closed(
+            {name: values[rows] for name, values in columns.items()}, never[rows], pattern[rows], capture_end
+        )
     ranges = pl.DataFrame({name: values[is_range] for name, values in columns.items()}).with_columns(
         text=pl.Series(text[is_range].tolist(), dtype=pl.String),
         style=pl.Series([_STYLE[int(code)] for code in kind[is_range]], dtype=pl.String),

@@ -60,6 +60,23 @@ class _Part:
 
 
 @dataclass
+class Launches:
+    """Launch calls of some events: start and end in ns, thread, and whether there is one."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    thread: NDArray[np.int32]
+    known: NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, size: int) -> Launches:
+        """No launch known."""
+        return cls(
+            np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, bool)
+        )
+
+
+@dataclass
 class _Notes:
     """Warnings and assumptions gathered on the way, counted by code."""
 
@@ -202,14 +219,28 @@ def _read(
             "the report holds no usable GPU events", file=report.path, do=no_gpu_events_advice()
         )
     ranges = (
-        host.read_nvtx(report, processes, patterns, told(f"{report.name}: NVTX ranges"))
+        host.read_nvtx(
+            report,
+            processes,
+            patterns,
+            int(events.columns["end_ns"].max()),
+            told(f"{report.name}: NVTX ranges"),
+        )
         if NVTX in report.tables
         else None
     )
     table = None
     if RUNTIME in report.tables and (launches or (ranges is not None and ranges.operations.height)):
-        table = host.LaunchTable.for_events(events.columns["process"], events.columns["correlation"])
-        dropped = host.read_launches(report, processes, table, told(f"{report.name}: launch calls"))
+        process, correlation = events.columns["process"], events.columns["correlation"]
+        only = None
+        if not launches:  # NCCL's calls are all that launches are needed for
+            sought = np.isin(events.columns["name"], _may_communicate(events, rules))
+            process, correlation = process[sought], correlation[sought]
+            only = correlation
+        table = host.LaunchTable.for_events(process, correlation)
+        dropped = host.read_launches(
+            report, processes, table, told(f"{report.name}: launch calls"), only=only
+        )
         notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
     if ranges is not None:
         notes.warn(
@@ -218,8 +249,17 @@ def _read(
             "NVTX payloads whose schema is missing, ambiguous or malformed were not decoded",
         )
     started = sql.rows(report, "session")
-    anchor = started[0]["utc_epoch_ns"] if started else None
+    anchor = started[0]["utc_epoch_ns"] if started and not _shifted_times(report) else None
     return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, table, ranges)
+
+
+def _may_communicate(events: gpu.GpuEvents, rules: Rules) -> list[int]:
+    """Names of events that are, or by their launch can become, communication."""
+    return [
+        code
+        for code, (group, text) in enumerate(events.names)
+        if (group == "kernel" and rules.kernel(text).class_ == "communication") or text == schema.P2P_COPY
+    ]
 
 
 def _anchor(parts: Sequence[_Part]) -> None:
@@ -257,7 +297,8 @@ def _assemble(
             pieces.append(values)
         columns[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     key = Codes()
-    lane = key.encode(columns["process"].astype(np.int64) << 32 | columns.pop("device").astype(np.int64))
+    device_bits = columns.pop("device").astype(np.int64) & 0xFFFFFFFF
+    lane = key.encode(columns["process"].astype(np.int64) << 32 | device_bits)
     lanes = []
     for code, value in enumerate(key.values):
         rows = np.flatnonzero(lane == code)
@@ -308,13 +349,13 @@ class _Run:
         names, name_of = self._names()
         ordered, rank = self._ordered(ranked, name_of)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
-        launch = self._launches(ordered, rank)
         class_code = names["class"].to_physical().to_numpy()[ordered["name"]].copy()
-        self._copies_of_nccl(ordered, class_code, launch, operations, rank)
-        kernels, collectives = self._match(
-            ordered, rank, class_code, names, launch, operations, rank_process, ranked
-        )
-        offsets = self._align(kernels, ordered, rank, ranked, launch)
+        self._copies_of_nccl(ordered, class_code, operations, rank)
+        kernels, collectives = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
+        offsets = self._align(kernels, ordered, rank, ranked)
+        offset_of_rank = {
+            int(lane.rank or 0): offsets[self.parts[lane.report].clock].offset_ns for lane in ranked
+        }
         ranges = self._shifted(ranges, offsets)
         operations = self._shifted(operations, offsets)
         events = pl.DataFrame(
@@ -346,7 +387,11 @@ class _Run:
             clock_tolerance_ns=self.tolerance,
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
-            launches=self._launch_frame(launch) if launch is not None and launches else None,
+            launches=(
+                self._launch_frame(ordered, rank, offset_of_rank)
+                if launches and any(part.launches for part in self.parts)
+                else None
+            ),
             shapes=self._shapes() if shapes else None,
             calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
             records=self._host_table(host.read_records, schema.RECORDS, offsets) if host_calls else None,
@@ -391,7 +436,8 @@ class _Run:
             found: dict[str, int] = {}
             for row in sql.rows(part.report, "rank_environment"):
                 name, _, value = str(row["value"]).partition("=")
-                if value.isdecimal():
+                value = value.strip().strip("\"'")
+                if value.isascii() and value.isdecimal() and len(value) < 10:
                     found.setdefault(name, int(value))
             environment[number] = found
         placed = []
@@ -522,70 +568,65 @@ class _Run:
         )
         return [int(count) for count in counts]
 
-    def _launches(
-        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any]
-    ) -> dict[str, NDArray[Any]] | None:
-        """Launch start, end, thread and whether known, row by row with the events; None if none was read."""
-        if all(part.launches is None for part in self.parts):
-            return None
-        size = rank.size
-        found: dict[str, NDArray[Any]] = {
-            "start": np.zeros(size, np.int64),
-            "end": np.zeros(size, np.int64),
-            "thread": np.zeros(size, np.int32),
-            "known": np.zeros(size, bool),
-        }
+    def _launches(self, ordered: Mapping[str, NDArray[Any]], rows: NDArray[Any]) -> Launches:
+        """The launches of some events, on the anchored axis."""
+        process, correlation = ordered["process"][rows], ordered["correlation"][rows]
+        found = Launches.unknown(rows.size)
         for part in self.parts:
             if part.launches is None:
                 continue
             last = part.first_process + len(part.processes.values)
-            of_part = (ordered["process"] >= part.first_process) & (ordered["process"] < last)
-            rows = slice(None) if of_part.all() else np.flatnonzero(of_part)
+            mine = np.flatnonzero((process >= part.first_process) & (process < last))
             start, end, thread, known = part.launches.look_up(
-                ordered["process"][rows] - np.int32(part.first_process), ordered["correlation"][rows]
+                process[mine] - np.int32(part.first_process), correlation[mine]
             )
-            found["start"][rows] = start + part.shift
-            found["end"][rows] = end + part.shift
-            found["thread"][rows] = thread
-            found["known"][rows] = known
+            found.start[mine], found.end[mine] = start + part.shift, end + part.shift
+            found.thread[mine], found.known[mine] = thread, known
         return found
 
-    def _launch_frame(self, launch: Mapping[str, NDArray[Any]]) -> pl.DataFrame:
-        known = pl.Series(launch["known"])
-        frame = pl.DataFrame(
-            {"launch_ns": launch["start"], "launch_end_ns": launch["end"], "thread": launch["thread"]}
-        )
-        if not launch["known"].all():
-            frame = frame.with_columns(pl.when(known).then(pl.all()))
-        return schema.LAUNCHES.check(frame)
+    def _launch_frame(
+        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any], offset_of_rank: Mapping[int, int]
+    ) -> pl.DataFrame:
+        """``schema.LAUNCHES`` of all events, rank by rank so that nothing is held twice."""
+        frames = []
+        for number, offset in offset_of_rank.items():
+            first, last = np.searchsorted(rank, [number, number + 1])
+            found = self._launches(ordered, np.arange(first, last))
+            frame = pl.DataFrame(
+                {
+                    "launch_ns": found.start + offset,
+                    "launch_end_ns": found.end + offset,
+                    "thread": found.thread,
+                }
+            )
+            if not found.known.all():
+                frame = frame.with_columns(pl.when(pl.Series(found.known)).then(pl.all()))
+            frames.append(schema.LAUNCHES.check(frame))
+        return pl.concat(frames)
 
     def _copies_of_nccl(
         self,
         ordered: Mapping[str, NDArray[Any]],
         class_code: NDArray[Any],
-        launch: Mapping[str, NDArray[Any]] | None,
         operations: pl.DataFrame,
         rank: NDArray[Any],
     ) -> None:
         """Peer-to-peer copies launched inside an NCCL range are copy-engine collectives."""
-        if launch is None or not operations.height:
+        if not operations.height or not self._peer_names:
             return
-        copies = np.flatnonzero((class_code == _CLASS_CODES["memory"]) & launch["known"])
+        copies = np.flatnonzero(
+            (class_code == _CLASS_CODES["memory"]) & np.isin(ordered["name"], self._peer_names)
+        )
         if not copies.size:
             return
+        launch = self._launches(ordered, copies)
         carried = carried_operations(
-            operations,
-            ordered["process"][copies],
-            launch["thread"][copies],
-            launch["start"][copies],
-            launch["known"][copies],
-            rank[copies],
+            operations, ordered["process"][copies], launch.thread, launch.start, launch.known, rank[copies]
         )
         inside = carried.only >= 0
         inside[list(carried.several)] = True
-        peer = np.isin(ordered["name"][copies], self._peer_names)
-        class_code[copies[inside & peer]] = _CLASS_CODES["communication"]
-        if (inside & peer).any():
+        class_code[copies[inside]] = _CLASS_CODES["communication"]
+        if inside.any():
             self.notes.assumptions.append(
                 "peer-to-peer copies launched inside an NCCL call are counted as communication"
             )
@@ -685,7 +726,6 @@ class _Run:
         rank: NDArray[Any],
         class_code: NDArray[Any],
         names: pl.DataFrame,
-        launch: Mapping[str, NDArray[Any]] | None,
         operations: pl.DataFrame,
         rank_process: dict[int, int],
         ranked: Sequence[Lane],
@@ -706,14 +746,9 @@ class _Run:
             stream=ordered["stream"][rows].astype(np.int64),
             kind=code[ordered["name"][rows]],
         )
-        nothing = np.zeros(rows.size, np.int64)
+        launch = self._launches(ordered, rows)
         carried = carried_operations(
-            operations,
-            ordered["process"][rows],
-            launch["thread"][rows] if launch is not None else nothing,
-            launch["start"][rows] if launch is not None else nothing,
-            launch["known"][rows] if launch is not None else nothing.astype(bool),
-            rank[rows],
+            operations, ordered["process"][rows], launch.thread, launch.start, launch.known, rank[rows]
         )
         worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
         found = match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
@@ -742,7 +777,6 @@ class _Run:
         ordered: dict[str, NDArray[Any]],
         rank: NDArray[Any],
         ranked: Sequence[Lane],
-        launch: dict[str, NDArray[Any]] | None,
     ) -> dict[int, clocks.Clock]:
         """Correct the clocks of reports against each other; times move in place."""
         anchored = {part.clock: part.anchor is not None for part in self.parts}
@@ -753,9 +787,6 @@ class _Run:
                 first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
                 ordered["start_ns"][first:last] += offset
                 ordered["end_ns"][first:last] += offset
-                if launch is not None:
-                    launch["start"][first:last] += offset
-                    launch["end"][first:last] += offset
         self.unusable_clocks = {
             number
             for number, clock in offsets.items()
@@ -798,11 +829,7 @@ class _Run:
 
     def _input(self, part: _Part) -> Input:
         report = part.report
-        exported = {
-            str(row["name"]): str(row["value"])
-            for name in ("export_metadata", "export_metadata_old")
-            for row in sql.rows(report, name)
-        }
+        exported = _exported(report)
         captured = {
             str(row["name"]).rpartition(":")[2]: str(row["value"]).lower()
             for row in sql.rows(report, "capture_metadata")
@@ -815,8 +842,7 @@ class _Run:
                 1,
                 f"{report.name} has export schema {version}, newer than the {KNOWN_MAJOR}.x this version was tried on",
             )
-        shift = exported.get("EXPORT_PARAM_TIME_SHIFT", "0")
-        if exported.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", ""):
+        if _shifted_times(report):
             self.notes.warn(
                 "shifted_times",
                 1,
@@ -833,6 +859,22 @@ class _Run:
             start_epoch_ns=part.anchor,
             diagnostics=tuple(sql.diagnostics(report)),
         )
+
+
+def _exported(report: Report) -> dict[str, str]:
+    """What the export says of itself."""
+    return {
+        str(row["name"]): str(row["value"])
+        for name in ("export_metadata", "export_metadata_old")
+        for row in sql.rows(report, name)
+    }
+
+
+def _shifted_times(report: Report) -> bool:
+    """Were event times changed by the export, so that they no longer count from the session start?"""
+    told = _exported(report)
+    shift = told.get("EXPORT_PARAM_TIME_SHIFT", "0")
+    return told.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", "")
 
 
 def capabilities(report: Report) -> frozenset[str]:

@@ -214,6 +214,12 @@ def row_span(report: Report, table: str) -> tuple[int, int] | None:
     return int(low), int(high)
 
 
+def row_ranges(report: Report, table: str) -> list[tuple[int, int]]:
+    """First and last rowid of the ranges that ``scan`` reads in parallel; empty without rows."""
+    span = row_span(report, table)
+    return _edges(*span) if span else []
+
+
 def scan(
     report: Report,
     name: str,
@@ -221,6 +227,7 @@ def scan(
     *,
     table: str,
     progress: Callable[[int], None] | None = None,
+    **values: str,
 ) -> None:
     """Run a bulk query over all rows of its table in parallel row ranges.
 
@@ -234,21 +241,21 @@ def scan(
             several threads at once, but in row order within one range.
         table: the table whose rowids are divided.
         progress: called with the number of rows of each batch.
+        values: the query's further parameters, in the order of its header.
 
     Raises:
         ReportError: SQLite refused, or a column changes its type.
     """
     query = get(name)
-    span = row_span(report, table)
-    if span is None:
+    edges = row_ranges(report, table)
+    if not edges:
         return
     sql = query.bound_to(report)
-    edges = _edges(*span)
     failures: list[BaseException] = []
 
     def work(number: int, first: int, last: int) -> None:
         try:
-            for batch in _batches(report, sql, first, last):
+            for batch in _batches(report, sql, first, last, values):
                 if failures:
                     return
                 consume(number, batch)
@@ -282,7 +289,9 @@ def _edges(low: int, high: int) -> list[tuple[int, int]]:
     return [(first, last - 1) for first, last in pairwise(cuts)]
 
 
-def _batches(report: Report, sql: str, first: int, last: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    report: Report, sql: str, first: int, last: int, values: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     from adbc_driver_manager import AdbcConnection, AdbcStatement
     from adbc_driver_sqlite import connect
@@ -294,10 +303,9 @@ def _batches(report: Report, sql: str, first: int, last: int) -> Iterator[pa.Rec
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         statement.set_sql_query(sql)
         statement.prepare()
+        bound = {"first_row": pa.array([first], pa.int64()), "last_row": pa.array([last], pa.int64())}
         statement.bind(
-            pa.record_batch(
-                {"first_row": pa.array([first], pa.int64()), "last_row": pa.array([last], pa.int64())}
-            )
+            pa.record_batch({**bound, **{name: pa.array([text]) for name, text in values.items()}})
         )
         stream, _ = statement.execute_query()
         yield from pa.RecordBatchReader.from_stream(stream)
