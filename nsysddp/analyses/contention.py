@@ -1,0 +1,569 @@
+"""What does communication beside computation cost, and what is left of the gain of overlap?
+
+Definitions, "Contention". The same kernel is compared with itself: executions *alone* (no communication beside them)
+with *accompanied* ones (communication beside at least half of their time). Executions between the two are compared with
+neither, but the time that they spent beside communication is charged like that of the others::
+
+    ratio       = median duration accompanied / median duration alone
+    contention  = |C & P| x mean over the time beside communication of (1 - 1 / ratio)
+    net_overlap_gain = hidden_transfer - contention
+
+*The same* is (rank, name, grid, block, phase) and the kernel ahead of it in its queue: a matrix product of one name
+and shape does other work in other places of a layer (its inner dimension is not part of the shape). Where the
+durations alone still spread by more than ``MIXED_RATIO`` there is no ratio. The other way round a collective's
+transfer is compared over those of the same kind, size and group, with and without computation beside it.
+
+The interval is the bootstrap of the ratio of medians over executions. It is drawn without resampling: of n values
+drawn with replacement the k-th smallest is the value of rank ceil(n U), with U the k-th smallest of n uniforms, which
+is a beta variable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.analyses import overlap
+from nsysddp.analyses.queues import event_queues
+from nsysddp.errors import AnalysisError
+from nsysddp.result import Finding, Result, Warning
+from nsysddp.units import ms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.analyses import Context
+    from nsysddp.intervals import Intervals
+    from nsysddp.trace import Trace
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+ACCOMPANIED_SHARE = 0.5
+"""An execution with at least this share of its time beside the other side is accompanied; with none it is alone."""
+
+MIN_SAMPLES = 5
+"""Executions that each of the two situations must have."""
+
+MIXED_RATIO = 1.5
+"""Ninth over first decile of the durations alone above which the executions are not the same work."""
+
+MEASURED_SHARE = 0.5
+"""A window's cost is told if at least this share of its time beside communication is of kernels with a ratio."""
+
+SAMPLE_SHARE = 0.9
+"""A sample of a GPU metric counts for a situation that covers this share of its sampling interval."""
+
+RESAMPLES = 1000
+SEED = 20_401
+TAIL = 0.025
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+REASONS = {
+    "too_few_alone": f"fewer than {MIN_SAMPLES} executions without the other side beside them: capture steps without "
+    "it too (a no_sync step, a single rank, or more steps)",
+    "too_few_accompanied": f"fewer than {MIN_SAMPLES} executions with the other side beside at least half of them: "
+    "capture more steps",
+    "mixed_work": f"durations alone differ by more than {MIXED_RATIO:g}x: the executions are not the same work",
+    "whole_graph": "the window holds CUDA graphs traced as one span: capture with --cuda-graph-trace=node",
+    "unmeasured": "less than half of the time beside communication is of kernels seen alone often enough: capture "
+    "steps without communication too (a no_sync step, a single rank, or more steps)",
+    "unmatched": "no communication could be matched over ranks, so transfer and wait cannot be told apart: capture all "
+    "ranks, and export with --include-blobs=true",
+}
+"""Why a figure is null, and what to capture next time."""
+
+
+def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED) -> Result:
+    """What does overlap cost the kernels under it, and is it still a gain?
+
+    Executions launched in warm-up steps are compared with none; every window gets its cost.
+
+    Args:
+        context: of a trace loaded with ``shapes=True`` (and ``metrics=True`` for the sampled metrics).
+        resamples: draws of the bootstrap.
+        seed: of the draws, which are the same for the same trace and seed.
+
+    Returns:
+        The tables ``contention``, ``contention_step`` and ``contention_metric`` (``schema.MORE_TABLES``).
+
+    Raises:
+        AnalysisError: the trace was loaded without shapes.
+    """
+    trace = context.trace
+    if trace.shapes is None:
+        raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
+    kernels = _kernels(context)
+    transfers = _transfers(context)
+    tables: list[pl.DataFrame] = []
+    steps: list[pl.DataFrame] = []
+    decomposition = overlap.overlap_table(trace, context.attribution, context.windows, dict(context.splits))[
+        0
+    ]
+    for rank in trace.rank_numbers:
+        windows = decomposition.filter(pl.col("rank") == rank)
+        mine = kernels.filter(pl.col("rank") == rank)
+        compared = _compare(mine, np.random.default_rng([seed, rank, 0]), resamples)
+        tables.append(_table(mine, compared, COMPUTE, windows.height))
+        steps.append(_per_window(context, rank, windows, mine, compared))
+        ours = transfers.filter(pl.col("rank") == rank)
+        reverse = _compare(ours, np.random.default_rng([seed, rank, 1]), resamples)
+        tables.append(_table(ours, reverse, COMMUNICATION, windows.height))
+    order = ["rank", "side", "beside_ns", "name", "grid", "block", "phase", "after", "bytes"]
+    frames = {
+        "contention": schema.CONTENTION.check(
+            pl.concat(tables).sort(order, descending=[False, True, True, *[False] * 6], nulls_last=True)
+        ),
+        "contention_step": schema.CONTENTION_STEP.check(pl.concat(steps)),
+        "contention_metric": _metrics(trace),
+    }
+    return Result(
+        trace,
+        frames,
+        findings=_findings(frames),
+        assumptions=(
+            f"a kernel is accompanied when communication (transfer or wait) covers at least "
+            f"{ACCOMPANIED_SHARE:.0%} of it, and alone when none touches it",
+            "kernels without a ratio are charged like the measured ones of their window",
+            "the interval of contention holds the uncertainty of the ratios, not that of one step's own noise",
+        ),
+        warnings=_warnings(trace, frames),
+    )
+
+
+# --- executions: what is compared ---------------------------------------------------------------------------
+
+
+def _kernels(context: Context) -> pl.DataFrame:
+    """Every compute and spin kernel with its group, duration and time beside communication."""
+    trace = context.trace
+    assert trace.shapes is not None
+    events = trace.events
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    chosen = events["class"].is_in(["compute", "spin"]).to_numpy() & (end > start) & context.keep
+    shape = _numbers(
+        events["name"].to_numpy(),
+        trace.shapes["grid"].cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF).to_numpy(),
+        trace.shapes["block"].cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF).to_numpy(),
+    )
+    ahead = _ahead(trace)
+    names = trace.names["text"]
+    rows = np.flatnonzero(chosen)
+    before = ahead[rows]
+    after = np.where(before >= 0, events["name"].to_numpy()[before], -1)
+    after_shape = np.where(before >= 0, shape[before], -1)
+    phase_number = context.attribution.phase_names().cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF)
+    group = _numbers(events["rank"].to_numpy()[rows], shape[rows], after_shape, phase_number.to_numpy()[rows])
+    return pl.DataFrame(
+        {
+            "rank": events["rank"].gather(rows).cast(pl.Int64),
+            "row": rows,
+            "group": group,
+            "after_name": after,
+            "start_ns": start[rows],
+            "duration_ns": end[rows] - start[rows],
+            "beside_ns": _beside(trace, rows, start[rows], end[rows], ("communication",)),
+            "steady": ~_warm(context)[rows],
+        }
+    ).with_columns(
+        phase=context.attribution.phase_names().gather(rows),
+        name=names.gather(events["name"].gather(rows)),
+        grid=trace.shapes["grid"].gather(rows),
+        block=trace.shapes["block"].gather(rows),
+        after=names.gather(
+            pl.select(pl.when(pl.lit(pl.Series(after)) >= 0).then(pl.lit(pl.Series(after)))).to_series()
+        ),
+        bytes=pl.lit(None, pl.Int64),
+    )
+
+
+def _transfers(context: Context) -> pl.DataFrame:
+    """The transfer of every matched communication event, with its group and its time beside compute."""
+    trace = context.trace
+    known = context.timed.filter(
+        pl.col("ready_ns").is_not_null(), pl.col("end_ns") > pl.col("transfer_start_ns")
+    )
+    known = known.filter(pl.Series(context.keep[known["event"].to_numpy()], dtype=pl.Boolean))
+    rows = known["event"].to_numpy()
+    start, end = known["transfer_start_ns"].to_numpy(), known["end_ns"].to_numpy()
+    phase = context.attribution.phase_names().gather(rows)
+    # The same collective: kind, size and group; its kernel tells algorithm and protocol.
+    group = known.select(
+        pl.struct("rank", "kind", "bytes", "group_size", "name", phase=phase).rank("dense").cast(pl.Int64)
+    ).to_series()
+    return pl.DataFrame(
+        {
+            "rank": known["rank"],
+            "row": rows,
+            "group": group,
+            "after_name": np.full(rows.size, -1),
+            "start_ns": start,
+            "duration_ns": end - start,
+            "beside_ns": _beside(trace, rows, start, end, ("compute", "spin")),
+            "steady": ~_warm(context)[rows],
+        }
+    ).with_columns(
+        phase=phase,
+        name=known["kind"],
+        grid=pl.lit(None, pl.String),
+        block=pl.lit(None, pl.String),
+        after=pl.lit(None, pl.String),
+        bytes=known["bytes"],
+    )
+
+
+def _numbers(*columns: NDArray[Any]) -> Ints:
+    """One number per distinct combination of the columns, from 0."""
+    number = np.zeros(columns[0].size, dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * values.size + inverse, return_inverse=True)
+    return number.astype(np.int64)
+
+
+def _ahead(trace: Trace) -> Ints:
+    """For each event the one ahead of it in its queue, -1 for the first."""
+    queue = event_queues(trace)
+    order = np.lexsort((trace.events["start_ns"].to_numpy(), queue))
+    ahead = np.full(order.size, -1, dtype=np.int64)
+    same = queue[order[1:]] == queue[order[:-1]]
+    ahead[order[1:][same]] = order[:-1][same]
+    return ahead
+
+
+def _beside(trace: Trace, rows: Ints, start: Ints, end: Ints, classes: tuple[str, ...]) -> Ints:
+    """Time that each interval of each row's rank shares with the given classes."""
+    beside = np.zeros(rows.size, dtype=np.int64)
+    ranks = trace.events["rank"].to_numpy()[rows]
+    for rank in trace.rank_numbers:
+        mine = np.flatnonzero(ranks == rank)
+        beside[mine] = trace.union(rank, classes).length_within(start[mine], end[mine])
+    return beside
+
+
+def _warm(context: Context) -> NDArray[np.bool_]:
+    """Was the event launched in a warm-up step of its rank?"""
+    trace = context.trace
+    warm = np.zeros(trace.events.height, dtype=bool)
+    for rank in trace.rank_numbers:
+        steps = [w.step for w in context.every_window.windows if w.rank == rank and w.is_warmup]
+        first, last = trace.rows_of(rank)
+        warm[first:last] = np.isin(context.attribution.step[first:last], steps)
+    return warm
+
+
+# --- comparison ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Groups of one rank that ran beside the other side at all.
+
+    Attributes:
+        groups: one row per group: counts, medians, ratio with its interval, time beside the other side, reason.
+        loss: 1 - 1 / ratio of the measured groups, shape (measured,).
+        drawn: the same of every bootstrap draw, shape (measured, resamples).
+        place: for each execution its row in ``loss``, -1 if it has no ratio.
+    """
+
+    groups: pl.DataFrame
+    loss: Floats
+    drawn: Floats
+    place: Ints
+
+
+def _compare(executions: pl.DataFrame, rng: np.random.Generator, resamples: int) -> _Compared:
+    """Ratio of medians of every group with its bootstrap interval."""
+    beside, duration = executions["beside_ns"].to_numpy(), executions["duration_ns"].to_numpy()
+    steady = executions["steady"].to_numpy()
+    group = np.unique(executions["group"].to_numpy(), return_inverse=True)[1].ravel().astype(np.int64)
+    size = int(group.max()) + 1 if group.size else 0
+    alone = steady & (beside == 0)
+    accompanied = steady & (beside >= ACCOMPANIED_SHARE * duration) & (beside > 0)
+    partial = steady & (beside > 0) & ~accompanied
+    without = _Samples.of(group[alone], duration[alone], size)
+    beside_them = _Samples.of(group[accompanied], duration[accompanied], size)
+    total = np.bincount(group, weights=beside, minlength=size).astype(np.int64)
+
+    mixed = without.quantile(0.9) > MIXED_RATIO * without.quantile(0.1)
+    reason = np.select(
+        [without.count < MIN_SAMPLES, beside_them.count < MIN_SAMPLES, mixed],
+        ["too_few_alone", "too_few_accompanied", "mixed_work"],
+        "",
+    )
+    measured = np.flatnonzero((reason == "") & (total > 0))
+    medians = np.stack([without.median(), beside_them.median()])
+    ratio = medians[1, measured] / medians[0, measured]
+    drawn = beside_them.bootstrap(measured, rng, resamples) / without.bootstrap(measured, rng, resamples)
+    low, high = np.quantile(drawn, [TAIL, 1 - TAIL], axis=1) if measured.size else np.empty((2, 0))
+    place = np.full(size, -1, dtype=np.int64)
+    place[measured] = np.arange(measured.size)
+
+    def spread(values: Floats) -> pl.Series:
+        full = np.full(size, np.nan)
+        full[measured] = values
+        return pl.Series(full).fill_nan(None)
+
+    first = np.full(size, 0, dtype=np.int64)
+    first[group[::-1]] = np.arange(group.size)[::-1]
+    groups = (
+        executions.select("rank", "phase", "name", "grid", "block", "after", "bytes")[first]
+        .with_columns(
+            alone=pl.Series(without.count),
+            accompanied=pl.Series(beside_them.count),
+            partial=pl.Series(np.bincount(group[partial], minlength=size)),
+            alone_median_ns=pl.Series(medians[0]).fill_nan(None).floor().cast(pl.Int64),
+            accompanied_median_ns=pl.Series(medians[1]).fill_nan(None).floor().cast(pl.Int64),
+            ratio=spread(ratio),
+            ratio_low=spread(low),
+            ratio_high=spread(high),
+            beside_ns=pl.Series(total),
+            reason=pl.Series(reason).replace("", None),
+        )
+        .filter(pl.col("beside_ns") > 0)
+    )
+    return _Compared(groups, 1 - 1 / ratio, 1 - 1 / drawn, place[group])
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Durations of each group, ascending: group g holds ``value[first[g] : first[g] + count[g]]``."""
+
+    value: Ints
+    first: Ints
+    count: Ints
+
+    @classmethod
+    def of(cls, group: Ints, duration: Ints, size: int) -> _Samples:
+        """Sort durations by group."""
+        order = np.lexsort((duration, group))
+        count = np.bincount(group, minlength=size).astype(np.int64)
+        return cls(duration[order], np.cumsum(count) - count, count)
+
+    def _at(self, place: Ints) -> Floats:
+        """The value at a place of each group, NaN for an empty group."""
+        if not self.value.size:
+            return np.full(self.count.size, np.nan)
+        found = self.value[np.minimum(self.first + place, self.value.size - 1)].astype(np.float64)
+        return np.where(self.count > 0, found, np.nan)
+
+    def quantile(self, share: float) -> Floats:
+        """The value below which about this share of each group lies (nearest rank)."""
+        return self._at(np.maximum(np.ceil(share * self.count).astype(np.int64) - 1, 0))
+
+    def median(self) -> Floats:
+        """Median of each group; of an even number the mean of the middle two."""
+        return (self._at(np.maximum(self.count - 1, 0) // 2) + self._at(self.count // 2)) / 2
+
+    def bootstrap(self, groups: Ints, rng: np.random.Generator, resamples: int) -> Floats:
+        """Medians of resamples of each of the groups, shape (groups, resamples); see the module's text."""
+        count, first = self.count[groups][:, None], self.first[groups][:, None]
+        middle = (count + 1) // 2  # the k of the lower median
+        size = (groups.size, resamples)
+        lower = rng.beta(middle, count - middle + 1, size=size)
+        upper = 1 - (1 - lower) * rng.random(size) ** (1 / np.maximum(count - middle, 1))  # the next smallest
+        upper = np.where(count % 2 == 1, lower, upper)
+
+        def value(uniform: Floats) -> Floats:
+            place = np.clip(np.ceil(count * uniform).astype(np.int64) - 1, 0, count - 1)
+            found: Floats = self.value[first + place].astype(np.float64)
+            return found
+
+        if not groups.size:
+            return np.empty(size)
+        return (value(lower) + value(upper)) / 2
+
+
+def _table(executions: pl.DataFrame, compared: _Compared, side: str, windows: int) -> pl.DataFrame:
+    """The rows of ``schema.CONTENTION`` of one rank and side."""
+    assert int(compared.groups["beside_ns"].sum()) == int(executions["beside_ns"].sum())
+    cost = pl.col("beside_ns") * (1 - 1 / pl.col("ratio")) / max(windows, 1)
+    return compared.groups.with_columns(
+        side=pl.lit(side), cost_per_step_ns=cost.round().cast(pl.Int64)
+    ).select(schema.CONTENTION.names)
+
+
+# --- cost and net gain of every window ------------------------------------------------------------------------
+
+
+def _per_window(
+    context: Context, rank: int, windows: pl.DataFrame, executions: pl.DataFrame, compared: _Compared
+) -> pl.DataFrame:
+    """The rows of ``schema.CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
+    bounds = [window for window in context.windows.windows if window.rank == rank]
+    assert len(bounds) == windows.height
+    starts = np.array([window.start for window in bounds], dtype=np.int64)
+    ends = np.array([window.end for window in bounds], dtype=np.int64)
+    begin = executions["start_ns"].to_numpy()
+    window = np.searchsorted(starts, begin, side="right") - 1
+    inside = (window >= 0) & (begin < ends[np.maximum(window, 0)])
+    beside = np.where(inside, executions["beside_ns"].to_numpy(), 0)
+    window = np.maximum(window, 0)
+
+    count, known = len(bounds), compared.loss.size
+    everything = np.bincount(window, weights=beside, minlength=count)
+    measured = compared.place >= 0
+    weights = np.bincount(
+        window[measured] * known + compared.place[measured],
+        weights=beside[measured],
+        minlength=count * known,
+    ).reshape(count, known)
+    of_known = weights.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(everything > 0, of_known / everything, np.nan)
+        mean = np.where(of_known > 0, weights @ compared.loss / of_known, np.nan)
+        drawn = np.where(of_known[:, None] > 0, weights @ compared.drawn / of_known[:, None], np.nan)
+    hidden = windows["hidden_communication_ns"]
+    length = hidden.cast(pl.Float64).fill_null(np.nan).to_numpy()
+    told = share >= MEASURED_SHARE
+    low, high = np.full(count, np.nan), np.full(count, np.nan)
+    if told.any():
+        low[told], high[told] = np.quantile(drawn[told], [TAIL, 1 - TAIL], axis=1)
+    nothing = length == 0
+
+    def cost(factor: Floats) -> pl.Series:
+        value = np.where(nothing, 0.0, np.where(told, length * factor, np.nan))
+        whole: pl.Series = pl.Series(value).fill_nan(None).round().cast(pl.Int64)
+        return whole
+
+    transfer = windows["hidden_transfer_ns"]
+    is_graph = hidden.is_null().to_numpy()
+    unmatched = transfer.is_null().to_numpy() & ~is_graph & ~nothing
+    reason = np.select(
+        [is_graph, ~nothing & ~told, unmatched],
+        [REASONS["whole_graph"], REASONS["unmeasured"], REASONS["unmatched"]],
+        "",
+    )
+    transfer = pl.select(pl.when(pl.lit(pl.Series(nothing))).then(0).otherwise(pl.lit(transfer))).to_series()
+    return (
+        windows.select("rank", "step", "step_index", "is_warmup", "hidden_communication_ns")
+        .with_columns(
+            hidden_transfer_ns=transfer,
+            measured_ratio=pl.Series(share).fill_nan(None),
+            contention_ns=cost(mean),
+            contention_low_ns=cost(low),
+            contention_high_ns=cost(high),
+            reason=pl.Series(reason, dtype=pl.String).replace("", None),
+        )
+        .with_columns(
+            net_overlap_gain_ns=pl.col("hidden_transfer_ns") - pl.col("contention_ns"),
+            net_overlap_gain_low_ns=pl.col("hidden_transfer_ns") - pl.col("contention_high_ns"),
+            net_overlap_gain_high_ns=pl.col("hidden_transfer_ns") - pl.col("contention_low_ns"),
+        )
+        .select(schema.CONTENTION_STEP.names)
+    )
+
+
+# --- sampled metrics ------------------------------------------------------------------------------------------
+
+
+def _metrics(trace: Trace) -> pl.DataFrame:
+    """Every sampled metric in the four situations (``schema.CONTENTION_METRIC``); empty if none was sampled."""
+    if trace.metrics is None or trace.metrics.is_empty():
+        return schema.CONTENTION_METRIC.empty()
+    made = []
+    for (rank,), samples in trace.metrics.partition_by("rank", as_dict=True, maintain_order=True).items():
+        ordered = samples.sort("metric", "time_ns").with_columns(
+            interval=pl.col("time_ns").diff().over("metric")
+        )
+        # A sample tells of the interval that ends with it; the usual interval where there is no sample before it.
+        usual = pl.col("interval").median().fill_null(0).cast(pl.Int64)
+        ordered = ordered.with_columns(
+            interval=pl.when(pl.col("interval") < usual).then("interval").otherwise(usual)
+        )
+        end = ordered["time_ns"].to_numpy()
+        start = end - ordered["interval"].to_numpy()
+        situation = _situation(
+            trace.union(int(rank), ("compute", "spin")),
+            trace.union(int(rank), ("communication",)),
+            start,
+            end,
+        )
+        made.append(ordered.with_columns(situation=pl.Series(situation, dtype=pl.String)))
+    return schema.CONTENTION_METRIC.check(
+        pl.concat(made)
+        .filter(pl.col("situation") != "")
+        .group_by("rank", "metric", "situation")
+        .agg(
+            samples=pl.len(),
+            mean_value=pl.col("value").mean(),
+            median_value=pl.col("value").median(),
+        )
+        .sort("rank", "metric", "situation")
+    )
+
+
+def _situation(compute: Intervals, communication: Intervals, start: Ints, end: Ints) -> NDArray[np.str_]:
+    """What ran during nine tenths of each interval; empty where nothing did for so long."""
+    length = end - start
+    both = (compute & communication).length_within(start, end)
+    computing, communicating = compute.length_within(start, end), communication.length_within(start, end)
+    parts = {
+        "both": both,
+        "compute_alone": computing - both,
+        "communication_alone": communicating - both,
+        "neither": length - computing - communicating + both,
+    }
+    enough = [(part >= SAMPLE_SHARE * length) & (length > 0) for part in parts.values()]
+    return np.select(enough, list(parts), "")
+
+
+# --- in words -------------------------------------------------------------------------------------------------
+
+
+def _warnings(trace: Trace, frames: dict[str, pl.DataFrame]) -> tuple[Warning, ...]:
+    made = []
+    without = frames["contention"].filter(pl.col("reason").is_not_null())
+    for reason, count in without.group_by("reason").len().sort("reason").iter_rows():
+        made.append(Warning(f"contention_{reason}", count, f"kernels or collectives: {REASONS[reason]}"))
+    unknown = frames["contention_step"].filter(pl.col("reason").is_not_null())
+    for text, count in unknown.group_by("reason").len().sort("reason").iter_rows():
+        made.append(Warning("contention_window", count, f"windows without a net gain: {text}"))
+    if trace.metrics is not None and trace.metrics.is_empty():
+        made.append(
+            Warning(
+                "no_gpu_metrics",
+                1,
+                "no GPU metrics were sampled: what SMs, DRAM and links did is unknown (capture with "
+                "--gpu-metrics-devices=all, which needs permission)",
+            )
+        )
+    return tuple(made)
+
+
+def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
+    """What contention cost each rank per steady window, and what overlap gained after it."""
+    steps = frames["contention_step"]
+    known = steps.filter(pl.col("net_overlap_gain_ns").is_not_null(), pl.col("hidden_communication_ns") > 0)
+    steady = known.filter(~pl.col("is_warmup"))
+    known = steady if steady.height else known
+    columns = ["contention_ns", "contention_low_ns", "contention_high_ns", "hidden_transfer_ns"]
+    means = known.group_by("rank").agg(pl.col(columns).mean()).sort("rank")
+    made = []
+    for rank, cost, low, high, saved in means.iter_rows():
+        verdict = (
+            "overlap gains"
+            if saved > high
+            else "overlap costs more than it hides"
+            if saved < low
+            else "undecided"
+        )
+        made.append(
+            Finding(
+                code="net_overlap_gain",
+                message=f"rank {rank}: overlap hides {ms(saved):.3f} ms of transfer a window and slows the kernels "
+                f"under it by {ms(cost):.3f} ms ({ms(low):.3f} to {ms(high):.3f}): "
+                f"net {ms(saved - cost):.3f} ms, {verdict}",
+                rank=rank,
+                value=saved - cost,
+                unit="ns",
+                rows=({"table": "contention_step", "rank": rank},),
+                severity=abs(cost),
+            )
+        )
+    return tuple(made)
