@@ -15,18 +15,14 @@ import polars as pl
 from nsysddp.analyses.steps import Selection, windows
 from nsysddp.errors import UsageError
 from nsysddp.intervals import Intervals
-from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, duration, ranges_of
+from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, clusters, duration, ranges_of
 from nsysddp.render.theme import LOOKS, Look, phase_look, printable, short
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from nsysddp.analyses import Context
     from nsysddp.analyses.steps import Window
     from nsysddp.trace import Trace
-
-    Times = NDArray[np.int64]
 
 MOST_RANKS_IN_FULL = 8
 MOST_RANKS = 100
@@ -44,8 +40,12 @@ _HEIGHT_IN = {
     "idle": 0.13,
 }
 
-_APART_IN = 0.08
+_APART_IN = 0.5
 """Step boundaries nearer to each other would be a grey area."""
+
+_MOST_NUMBERS = 1_000
+NUMBER_SIZE = 7.0
+"""Collectives of a rank that are numbered at most, and the size of the numbers in points."""
 
 _EXACT = frozenset({"exposed", "idle"})
 """Lanes of what is left over: bars one pixel wide would overstate them, so they are columns as soon as that matters."""
@@ -77,15 +77,6 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """Collectives of one rank, by the middle of each: number in its step, and step (-1: the run has none)."""
-
-    middle_ns: Times
-    number: NDArray[np.int64]
-    step: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Row:
     """All that is shown of one rank.
 
@@ -94,9 +85,8 @@ class Row:
         place: where it ran, in lines.
         lanes: from the top.
         phases: what its process did on the host, in the order in which they are drawn.
-        numbers: its collectives.
-        windows: its steps.
-        boundaries: edges of its steps in ns, no two nearer than can be told apart.
+        numbers: place in inches and label of its collectives.
+        windows: its steps in view that are named and bounded.
     """
 
     rank: int
@@ -104,9 +94,8 @@ class Row:
     place: tuple[str, ...]
     lanes: tuple[Lane, ...]
     phases: tuple[Phase, ...]
-    numbers: Numbered
+    numbers: tuple[tuple[float, str], ...]
     windows: tuple[Window, ...]
-    boundaries: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -118,6 +107,7 @@ class Scene:
         rows: the ranks.
         full: every lane of each rank, or one strip a rank.
         columns: names of the lanes that are drawn as columns.
+        every: each how many-th step is named and bounded.
         names: step index to step name.
         warm: steps that are warm-up on any rank.
         title, subtitle, axis, notes: words.
@@ -127,6 +117,7 @@ class Scene:
     rows: tuple[Row, ...]
     full: bool
     columns: frozenset[str]
+    every: int
     names: dict[int, str]
     warm: frozenset[int]
     title: str
@@ -152,13 +143,16 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
     full = len(drawn) <= MOST_RANKS_IN_FULL
     view = _view(context, drawn, width_in)
     stepwise = windows(trace, context.attribution, Selection(per="step"))
-    of_steps = stepwise.windows if stepwise.per == "step" else ()
-    numbers = _numbers(context)
+    of_rank: dict[int, list[Window]] = {rank: [] for rank in drawn}
+    for window in stepwise.windows if stepwise.per == "step" else ():
+        if window.rank in of_rank and view.start <= window.end and window.start <= view.end:
+            of_rank[window.rank].append(window)
+    numbers = _numbers(context, drawn, view) if full else {}
+    every = _every(max(map(len, of_rank.values())), view)
     kinds = _kinds(context, drawn, view)
     rows = []
     for rank in drawn:
         sets = _Sets(context, rank)
-        mine = tuple(window for window in of_steps if window.rank == rank)
         facts = trace.ranks.row(by_predicate=pl.col("rank") == rank, named=True)
         rows.append(
             Row(
@@ -167,9 +161,8 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
                 place=_place(facts),
                 lanes=_full_lanes(sets, kinds) if full else _compact_lanes(sets, len(drawn)),
                 phases=_phases(context, rank) if full else (),
-                numbers=numbers[rank],
-                windows=mine,
-                boundaries=_boundaries(mine, view),
+                numbers=numbers.get(rank, ()),
+                windows=tuple(window for window in of_rank[rank] if not window.step % every),
             )
         )
     several = len(trace.inputs) > 1
@@ -178,8 +171,9 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
         rows=tuple(rows),
         full=full,
         columns=_in_columns(rows, view),
+        every=every,
         names=dict(context.attribution.steps.select("step_index", "name").iter_rows()),
-        warm=frozenset(window.step for window in of_steps if window.is_warmup),
+        warm=frozenset(window.step for some in of_rank.values() for window in some if window.is_warmup),
         title=_title(trace),
         subtitle=_subtitle(context, shown),
         axis=f"time since {'the earliest ' if several else ''}session start, ms",
@@ -310,18 +304,14 @@ def _in_columns(rows: Sequence[Row], view: View) -> frozenset[str]:
     )
 
 
-def _edges(some: Sequence[Window], view: View) -> list[int]:
-    edges = {edge for window in some for edge in (window.start, window.end)}
-    return sorted(edge for edge in edges if view.start <= edge <= view.end)
-
-
-def _boundaries(some: Sequence[Window], view: View) -> tuple[int, ...]:
-    """Edges of the windows in view, each at least ``_APART_IN`` after the one before."""
-    kept: list[int] = []
-    for edge in _edges(some, view):
-        if not kept or (edge - kept[-1]) * view.width_in >= _APART_IN * view.span:
-            kept.append(edge)
-    return tuple(kept)
+def _every(steps: int, view: View) -> int:
+    """Each how many-th of so many steps (1, 2, 5, 10, ...) can be bounded without making a grey area?"""
+    apart_in = view.width_in / max(steps, 1)
+    return next(
+        number
+        for number in (int(factor * 10**power) for power in range(19) for factor in (1, 2, 5))
+        if number * apart_in >= _APART_IN
+    )
 
 
 def _phases(context: Context, rank: int) -> tuple[Phase, ...]:
@@ -337,39 +327,52 @@ def _phases(context: Context, rank: int) -> tuple[Phase, ...]:
     return tuple(sorted(made, key=lambda phase: -phase.spans.length_ns))
 
 
-def _numbers(context: Context) -> dict[int, Numbered]:
-    """Each rank's collectives with their number in their step, equal on all ranks where they are matched.
+def _numbers(context: Context, ranks: Sequence[int], view: View) -> dict[int, tuple[tuple[float, str], ...]]:
+    """Place and label of each rank's collectives; nothing if most labels would not name one step's collectives.
 
-    Collectives of a step are counted from 1 in the order of their earliest start over the ranks; one without a
-    counterpart counts in its own rank only. In a run with steps those launched outside have no number.
+    Matched collectives of a step are counted from 1 in the order of their earliest start over the ranks, so that each
+    has the same number everywhere. In a run where nothing is matched every rank counts its own. What is launched
+    outside the steps of a run has no number.
     """
-    timed = context.timed
-    matched = pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null()
-    table = (
-        timed.select("rank", "event", "collective_id", "ready_ns", "start_ns", "end_ns")
-        .with_columns(
-            pl.Series("step", context.attribution.step[timed["event"].to_numpy()], dtype=pl.Int64),
-            # Two kernels of one collective on one rank (a grouped send and its receive) are numbered apart.
-            pl.int_range(pl.len()).over("rank", "collective_id").alias("part"),
-            pl.when(matched).then(pl.col("collective_id")).otherwise(-1 - pl.col("event")).alias("key"),
-            (pl.col("start_ns") + (pl.col("end_ns") - pl.col("start_ns")) // 2).alias("middle"),
-        )
-        .filter((pl.col("step") >= 0) | (not context.attribution.steps.height))
+    timed = context.timed.with_columns(
+        pl.Series("step", context.attribution.step[context.timed["event"].to_numpy()], dtype=pl.Int64),
+        (pl.col("start_ns") + (pl.col("end_ns") - pl.col("start_ns")) // 2).alias("middle"),
     )
+    if context.attribution.steps.height:
+        timed = timed.filter(pl.col("step") >= 0)
+    table = timed.filter(
+        pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null()
+    ).with_columns(
+        pl.col("collective_id").alias("key"),
+        # Two kernels of one collective on one rank (a grouped send and its receive) are numbered apart.
+        pl.int_range(pl.len()).over("rank", "collective_id").alias("part"),
+        pl.lit(0).alias("among"),
+    )
+    if not table.height:
+        table = timed.with_columns(
+            pl.col("event").alias("key"), pl.lit(0).alias("part"), pl.col("rank").alias("among")
+        )
     counted = (
-        table.group_by("key", "part", "step")
+        table.group_by("key", "part", "among", "step")
         .agg(pl.col("start_ns").min().alias("first"))
-        .sort("step", "first", "key", "part")
-        .with_columns((pl.int_range(pl.len()).over("step") + 1).alias("number"))
+        .sort("first", "key", "part")
+        .with_columns((pl.int_range(pl.len()).over("among", "step") + 1).alias("number"))
     )
-    numbered = table.join(counted, on=["key", "part", "step"], how="left").sort("rank", "middle", "number")
+    shown = (
+        table.join(counted, on=["key", "part", "among", "step"], how="left")
+        .filter((pl.col("middle") >= view.start) & (pl.col("middle") < view.end))
+        .sort("rank", "middle", "number")
+    )
     made = {}
-    for rank in context.trace.rank_numbers:
-        mine = numbered.filter(pl.col("rank") == rank)
-        made[rank] = Numbered(
-            *(mine[name].to_numpy().astype(np.int64) for name in ("middle", "number", "step"))
-        )
-    return made
+    for rank in ranks:
+        mine = shown.filter(pl.col("rank") == rank)
+        if mine.height > _MOST_NUMBERS:
+            return {}
+        steps, numbers = mine["step"].to_list(), mine["number"].to_list()
+        made[rank] = tuple(clusters(view.x(mine["middle"].to_numpy()), numbers, steps, NUMBER_SIZE))
+    labels = [label for row in made.values() for _, label in row]
+    vague = sum(label.startswith("(") for label in labels)
+    return made if 2 * vague <= len(labels) else {}
 
 
 # --- words -----------------------------------------------------------------------------------------------------
@@ -416,26 +419,27 @@ def _subtitle(context: Context, shown: list[int]) -> str:
 def _notes(scene: Scene, context: Context, shown: list[int]) -> list[str]:
     trace, view = context.trace, scene.view
     notes = [_detail_note(scene, trace), _clock_note(trace, [row.rank for row in scene.rows])]
-    if scene.full and any(
-        ((row.numbers.middle_ns >= view.start) & (row.numbers.middle_ns < view.end)).any()
-        for row in scene.rows
-    ):
-        notes.append(
-            "Numbers count the collectives of a step in order of start, equal on all ranks where matched; "
-            "(n) stands for n of several steps."
-            if context.attribution.steps.height
-            else "Numbers count the collectives in order of start, equal on all ranks where matched."
-        )
-    if any(len(row.boundaries) < len(_edges(row.windows, view)) for row in scene.rows):
-        notes.append("Steps are too short to draw every boundary (zoom in with --steps, --from and --to).")
+    if any(row.numbers for row in scene.rows):
+        text = "Numbers count the collectives"
+        text += " of a step in order of start" if context.attribution.steps.height else " in order of start"
+        if context.timed["ready_ns"].is_not_null().any():
+            text += "; the same one has the same number on every rank"
+        if any(label.startswith("(") for row in scene.rows for _, label in row.numbers):
+            text += "; (n) stands for n of several steps"
+        notes.append(f"{text}.")
+    elif scene.full and any(lane.name == "communication" for lane in scene.rows[0].lanes):
+        notes.append("Collectives are too many to number: zoom in with --steps, --from or --to.")
+    if scene.every > 1:
+        nth = {2: "second", 3: "third"}.get(scene.every, f"{scene.every:,}th")
+        notes.append(f"Every {nth} step is named and bounded.")
     if len(shown) > len(scene.rows):
         notes.append(
             f"{len(scene.rows)} of {len(shown):,} ranks are drawn, evenly spread; choose with --ranks."
         )
     if not scene.full:
         notes.append(
-            "Each rank from the top: compute (where nothing computes: memory, graphs), communication, exposed. "
-            f"Up to {MOST_RANKS_IN_FULL} ranks (--ranks) show every lane, the host and numbers."
+            "Each rank from the top: compute (where nothing computes: memory, graphs), communication, exposed; "
+            f"blank is idle. Up to {MOST_RANKS_IN_FULL} ranks (--ranks) show every lane, the host and numbers."
         )
     if any(trace.union(row.rank, ["graph"]).length_within(view.start, view.end) for row in scene.rows):
         notes.append(

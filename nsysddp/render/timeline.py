@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings as python_warnings
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.errors import UsageError
-from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, clusters, ticks
-from nsysddp.render.lanes import Lane, Row, Scene, scene_of
+from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, ticks
+from nsysddp.render.lanes import NUMBER_SIZE, Lane, Row, Scene, scene_of
 from nsysddp.render.theme import (
     FORMATS,
     GREY,
@@ -46,7 +47,6 @@ WIDTH_IN = 11.0
 LEFT_IN, RIGHT_IN = 1.95, 0.3
 PLOT_IN = WIDTH_IN - LEFT_IN - RIGHT_IN
 
-_MOST_NUMBERS = 1_000
 _LEAST_HEIGHT = 0.12
 """Height of the lowest column: a trace of activity stays visible."""
 
@@ -130,19 +130,6 @@ def _draw_phases(page: _Page, row: Row, view: View, top: float) -> None:
             page.write((a + b) / 2, (top + bottom) / 2, label, size=7.5, color=phase.look.ink, ha="center")
 
 
-def _draw_numbers(page: _Page, row: Row, view: View, bottom: float) -> None:
-    inside = (row.numbers.middle_ns >= view.start) & (row.numbers.middle_ns < view.end)
-    places = view.x(row.numbers.middle_ns[inside])
-    if places.size > _MOST_NUMBERS:
-        page.write(
-            0.03, bottom, f"{places.size:,} collectives, too many to number", size=7, color=GREY, va="bottom"
-        )
-        return
-    labels = clusters(places, row.numbers.number[inside].tolist(), row.numbers.step[inside].tolist(), 7)
-    for x, text in labels:
-        page.write(x, bottom, text, size=7, color=INK, ha="center", va="bottom")
-
-
 def _draw_row(page: _Page, row: Row, scene: Scene, top: float) -> float:
     """Draw one rank from ``top`` on; returns where it ends."""
     y = top
@@ -158,7 +145,8 @@ def _draw_row(page: _Page, row: Row, scene: Scene, top: float) -> float:
     for lane in row.lanes:
         if lane.name == "communication" and scene.full:
             y += _NUMBER_IN - _LANE_GAP_IN
-            _draw_numbers(page, row, scene.view, y - 0.01)
+            for x, text in row.numbers:
+                page.write(x, y - 0.01, text, size=NUMBER_SIZE, ha="center", va="bottom")
         _draw_lane(page, lane, scene, y)
         if lane.label:
             page.write(-0.08, y + lane.height_in / 2, lane.label, size=8, ha="right")
@@ -170,22 +158,35 @@ def _draw_row(page: _Page, row: Row, scene: Scene, top: float) -> float:
     return y
 
 
+def _draw_boundaries(page: _Page, row: Row, scene: Scene, top: float, bottom: float) -> None:
+    """Where the rank's steps begin, and where one ends if that is the next one's beginning or the last's end."""
+    edges = {window.start for window in row.windows}
+    if scene.every == 1:
+        edges |= {window.end for window in row.windows}
+    for edge in sorted(edges):
+        if scene.view.start <= edge <= scene.view.end:
+            x = float(scene.view.x(edge))
+            page.lines.append(((x, top), (x, bottom)))
+
+
 def _draw_step_names(page: _Page, row: Row, scene: Scene) -> None:
-    """Names of the first rank's steps above the plot, as many as there is room for."""
-    reach = 0.0
-    for window in row.windows:
+    """Names of the first rank's steps above the plot: of each, or of every so many if they need more room."""
+    size = 8.5
+    names = {
+        window: short(scene.names.get(window.step, ""), 28)
+        + (" (warm-up)" if window.step in scene.warm else "")
+        for window in row.windows
+    }
+    longest_in = max(((len(name) + 2) * CHARACTER_IN * size for name in names.values()), default=0.0)
+    stride = max(1, math.ceil(longest_in * len(names) / PLOT_IN))
+    for window in row.windows[::stride]:
         start, end = max(window.start, scene.view.start), min(window.end, scene.view.end)
-        if end <= start:
-            continue
         left, right = float(scene.view.x(start)), float(scene.view.x(end))
-        name = short(scene.names.get(window.step, ""), 28)
-        if window.step in scene.warm:
-            name += " (warm-up)"
-        half = (len(name) + 1) / 2 * CHARACTER_IN * 8.5
-        middle = min(max((left + right) / 2, half), PLOT_IN - half)
-        if middle - half >= reach:
-            page.write(middle, _STEP_IN / 2 - 0.02, name, size=8.5, color=INK, ha="center")
-            reach = middle + half
+        half = (len(names[window]) + 1) / 2 * CHARACTER_IN * size
+        # A step that is shorter than its name has it from where it begins.
+        middle = (left + right) / 2 if right - left >= 2 * half else left + half
+        if middle + half <= PLOT_IN + RIGHT_IN:
+            page.write(middle, _STEP_IN / 2 - 0.02, names[window], size=size, ha="center")
 
 
 def draw_timeline(context: Context, *, ranks: Sequence[int] | None = None) -> Figure:
@@ -221,8 +222,7 @@ def _compose(scene: Scene) -> Figure:
             page.write(-LEFT_IN + 0.16, y + 0.1, printable(row.host or "host unknown"), size=9, weight="bold")
         previous = row.host
         bottom = _draw_row(page, row, scene, y)
-        for x in scene.view.x(row.boundaries).tolist():
-            page.lines.append(((x, y - 0.03), (x, bottom)))
+        _draw_boundaries(page, row, scene, y - 0.03, bottom)
         y = bottom + (_ROW_GAP_IN if scene.full else 0.19 * sum(lane.height_in for lane in row.lanes))
     height = y - (_ROW_GAP_IN if scene.full else 0) + 0.06
 
