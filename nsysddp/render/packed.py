@@ -1,0 +1,373 @@
+"""How does a timeline of a million events fit into one page? Interval sets and events as bytes, and what was merged.
+
+A page holds two things of each lane:
+
+* its *sets*, such as transfer or idle: exact, or, where they are too many, with neighbours merged that are less than
+  ``resolution_ns`` apart. A merged piece keeps how much of it is covered, so that sums stay exact;
+* its *events*, each with its name: all of them, or, where they are too many, those of ``brief_ns`` and longer.
+
+Numbers are columns of LEB128 varints (https://webassembly.github.io/spec/core/binary/values.html), seven bits a byte,
+in one run of bytes; the document says where each column begins and how many numbers it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.analyses.steps import Selection, windows
+from nsysddp.intervals import Intervals
+from nsysddp.names import visible
+from nsysddp.render.lanes import MOST_RANKS, MOST_RANKS_IN_FULL, Row, scene_of
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from nsysddp.analyses import Context
+    from nsysddp.analyses.steps import Window
+
+    Ints = NDArray[np.int64]
+
+MOST_EVENTS = 1_050_000
+"""Events that a page holds at most; each takes six to eight bytes of text."""
+
+MOST_PIECES = 400_000
+"""Pieces of all sets of a page at most, unless that would merge nothing further."""
+
+_WIDTH_IN = 10.0
+
+
+@dataclass
+class Columns:
+    """Columns of numbers, one after the other; times are kept relative to ``origin_ns``."""
+
+    origin_ns: int
+    _parts: list[bytes] = field(default_factory=list)
+    _size: int = 0
+
+    def add(self, values: ArrayLike) -> list[int]:
+        """Append a column; returns where it begins and how many numbers it holds."""
+        numbers = np.asarray(values, dtype=np.int64)
+        part = varints(numbers)
+        place = [self._size, int(numbers.size)]
+        self._parts.append(part)
+        self._size += len(part)
+        return place
+
+    def add_ascending(self, times_ns: ArrayLike) -> list[int]:
+        """Append times that ascend, as distances: the first from the origin, each other from the one before."""
+        return self.add(np.diff(np.asarray(times_ns, dtype=np.int64), prepend=np.int64(self.origin_ns)))
+
+    def add_set(self, pieces: Pieces) -> dict[str, list[int]]:
+        """Append pieces: the gap before each, its length and, if any is not covered in full, how much is not."""
+        before = np.append(np.int64(self.origin_ns), pieces.end)[:-1]
+        made = {"gap": self.add(pieces.start - before), "length": self.add(pieces.end - pieces.start)}
+        open_ns = pieces.end - pieces.start - pieces.covered
+        if open_ns.any():
+            made["open"] = self.add(open_ns)
+        return made
+
+    def text(self) -> str:
+        """All columns in base64."""
+        return base64.b64encode(b"".join(self._parts)).decode("ascii")
+
+
+def varints(values: ArrayLike) -> bytes:
+    """Non-negative integers as LEB128: seven bits a byte, lowest first, the high bit set on all but the last.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+    signed = np.asarray(values, dtype=np.int64)
+    if signed.size and int(signed.min()) < 0:
+        raise ValueError("a varint cannot be negative")
+    numbers = signed.astype(np.uint64)
+    sizes = np.ones(numbers.size, dtype=np.int64)
+    for bits in range(7, 63, 7):
+        sizes += numbers >= np.uint64(1 << bits)
+    places = np.cumsum(sizes) - sizes
+    out = np.zeros(int(sizes.sum()), dtype=np.uint8)
+    for byte in range(int(sizes.max(initial=0))):
+        has = sizes > byte
+        low = (numbers[has] >> np.uint64(7 * byte)) & np.uint64(0x7F)
+        more = (sizes[has] > byte + 1).astype(np.uint64) << np.uint64(7)
+        out[places[has] + byte] = (low | more).astype(np.uint8)
+    return out.tobytes()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A set of instants, or an outline of it: disjoint pieces in order, and how much of each is covered."""
+
+    start: Ints
+    end: Ints
+    covered: Ints
+
+
+def outline(some: Intervals, apart_ns: int) -> Pieces:
+    """The set with neighbours merged that are less than ``apart_ns`` apart; with 0 or 1 the set itself.
+
+    The covered time of each piece is exact: the sum over all pieces is the length of the set.
+    """
+    if not len(some):
+        return Pieces(some.start, some.end, some.start)
+    opens = np.concatenate([[True], some.start[1:] - some.end[:-1] >= apart_ns])
+    heads = np.flatnonzero(opens)
+    tails = np.append(heads[1:] - 1, len(some) - 1)
+    covered = np.add.reduceat(some.end - some.start, heads)
+    assert int(covered.sum()) == some.length_ns
+    return Pieces(some.start[heads], some.end[tails], covered)
+
+
+def resolution(sets: Sequence[Intervals], most: int) -> tuple[int, int]:
+    """How far must sets be merged so that all together have at most ``most`` pieces?
+
+    Sets of few pieces stay exact; the others share what is left, and one distance for all.
+
+    Returns:
+        A number of pieces up to which a set stays exact, and the smallest power of two such that merging in the
+        others what is less apart is enough (0: nothing is merged; at worst each set becomes one piece).
+    """
+    sizes = np.sort(np.array([len(one) for one in sets], dtype=np.int64))
+    if int(sizes.sum()) <= most:
+        return most, 0
+    # The fair share: the largest size such that all smaller sets leave at least as much to each of the rest.
+    before = np.cumsum(sizes) - sizes
+    fits = sizes * np.arange(sizes.size, 0, -1) + before <= most
+    exact = int(sizes[fits].max(initial=0))
+    large = [one for one in sets if len(one) > exact]
+    room = most - int(sizes[sizes <= exact].sum()) - len(large)
+    gaps = np.concatenate([one.start[1:] - one.end[:-1] for one in large])
+    apart = 1
+    while np.count_nonzero(gaps >= apart) > max(room, 0):
+        apart *= 2
+    return exact, apart
+
+
+def brief(length_ns: Ints, always: NDArray[np.bool_], most: int) -> int:
+    """The smallest power of two (or 0) such that at most ``most`` events are as long, or are always kept."""
+    if length_ns.size <= most:
+        return 0
+    least = 1
+    while np.count_nonzero((length_ns >= least) | always) > most and least < 1 << 62:
+        least *= 2
+    return least
+
+
+def timeline_of(
+    context: Context,
+    path: pl.DataFrame | None = None,
+    *,
+    most_events: int = MOST_EVENTS,
+    most_pieces: int = MOST_PIECES,
+) -> tuple[dict[str, Any], str]:
+    """Everything that the page's timeline shows.
+
+    Args:
+        context: what the analyses share; its windows decide which part of time is shown.
+        path: the table ``critical_path``, if it is known.
+        most_events: events kept at most.
+        most_pieces: pieces of all interval sets at most, and of the critical path.
+
+    Returns:
+        The document, ready for JSON, in which a column is ``[offset, count]`` and times are relative to ``origin_ns``;
+        and the columns' bytes in base64.
+    """
+    rows = _rows(context)
+    ranks = [row.rank for row in rows]
+    start, end = _extent(context, ranks)
+    events = _events(context, ranks, start, end)
+    kept, brief_ns, names = _kept(context, events, most_events)
+    shown = events.filter(kept)
+    origin = int(np.min(shown["start_ns"].to_numpy(), initial=start))
+    sets = [part.clip(start, end) for row in rows for lane in row.lanes for _, part in lane.parts]
+    exact, apart_ns = resolution(sets, most_pieces)
+    columns = Columns(origin)
+    stepwise = windows(context.trace, context.attribution, Selection(per="step"))
+    steps = stepwise.windows if stepwise.per == "step" else ()
+    described = []
+    for row in rows:
+        mine = shown.filter(pl.col("rank") == row.rank)
+        lanes = []
+        for lane in row.lanes:
+            parts = [
+                {
+                    "look": look.key,
+                    "set": columns.add_set(outline(part, 0 if len(part) <= exact else apart_ns)),
+                }
+                for look, part in ((look, some.clip(start, end)) for look, some in lane.parts)
+            ]
+            lanes.append(
+                {
+                    "name": lane.name,
+                    "label": lane.label,
+                    "parts": parts,
+                    **_boxes(columns, lane.name, mine, names),
+                }
+            )
+        spans = [(phase.look, outline(phase.spans.clip(start, end), 0)) for phase in row.phases]
+        described.append(
+            {
+                "rank": row.rank,
+                "place": [visible(line) for line in row.place],
+                "lanes": lanes,
+                "phases": [
+                    {"label": look.label, "fill": look.fill, "ink": look.ink, "set": columns.add_set(some)}
+                    for look, some in spans
+                ],
+                "windows": _windows(columns, [one for one in steps if one.rank == row.rank], start, end),
+            }
+        )
+    document = {
+        "origin_ns": origin,
+        "view": [start - origin, end - origin],
+        "resolution_ns": apart_ns,
+        "brief_ns": brief_ns,
+        "events": shown.height,
+        "left_out": events.height - shown.height,
+        "ranks_left_out": len({window.rank for window in context.windows.windows}) - len(rows),
+        "names": [visible(name) for name in names["text"]],
+        "steps": {
+            str(index): visible(name)
+            for index, name in context.attribution.steps.select("step_index", "name").iter_rows()
+        },
+        "ranks": described,
+        "path": None if path is None else _path(columns, path, start, end, most_pieces),
+    }
+    return document, columns.text()
+
+
+def _rows(context: Context) -> list[Row]:
+    """Every lane of each rank; of very many ranks evenly spread ones."""
+    with_window = {window.rank for window in context.windows.windows}
+    ranks = [rank for rank in context.trace.rank_numbers if rank in with_window]
+    if len(ranks) > MOST_RANKS:
+        places = np.linspace(0, len(ranks) - 1, MOST_RANKS).round().astype(int)
+        ranks = [ranks[place] for place in places.tolist()]
+    rows: list[Row] = []
+    for first in range(0, len(ranks), MOST_RANKS_IN_FULL):
+        rows += scene_of(context, _WIDTH_IN, ranks[first : first + MOST_RANKS_IN_FULL]).rows
+    return rows
+
+
+def _extent(context: Context, ranks: Sequence[int]) -> tuple[int, int]:
+    """From the first to the last window of the ranks, or the bounds that were asked for."""
+    chosen = [window for window in context.windows.windows if window.rank in set(ranks)]
+    asked = context.selection
+    start = min(window.start for window in chosen) if asked.from_ns is None else asked.from_ns
+    end = max(window.end for window in chosen) if asked.to_ns is None else asked.to_ns
+    return start, max(end, start + 1)
+
+
+def _events(context: Context, ranks: Sequence[int], start: int, end: int) -> pl.DataFrame:
+    """The events that touch the part shown; ``wait`` is one more than the wait of communication, 0 where unknown."""
+    waits = context.timed.filter(pl.col("transfer_start_ns").is_not_null()).select(
+        pl.col("event").cast(pl.UInt32), wait=pl.col("transfer_start_ns") - pl.col("start_ns") + 1
+    )
+    return (
+        context.trace.events.select("rank", "class", "start_ns", "end_ns", "name", "context", "stream")
+        .with_row_index("event")
+        .filter(pl.col("rank").is_in(list(ranks)), pl.col("end_ns") >= start, pl.col("start_ns") < end)
+        .join(waits, on="event", how="left", maintain_order="left")
+        .with_columns(pl.col("wait").fill_null(0))
+    )
+
+
+def _kept(context: Context, events: pl.DataFrame, most: int) -> tuple[pl.Series, int, pl.DataFrame]:
+    """Which events have a box of their own, from which length on, and their names, the most frequent first.
+
+    Communication is kept whatever its length, unless it alone is more than half of what a page holds.
+    """
+    length = (events["end_ns"] - events["start_ns"]).to_numpy()
+    communication = (events["class"] == "communication").to_numpy()
+    if np.count_nonzero(communication) > most // 2:
+        communication = np.zeros_like(communication)
+    least = brief(length, communication, most)
+    kept = pl.Series((length >= least) | communication, dtype=pl.Boolean)
+    names = (
+        events.filter(kept)["name"]
+        .value_counts(name="uses")
+        .with_columns(text=pl.col("name").replace_strict(dict(enumerate(context.trace.names["text"]))))
+        .sort("uses", "text", "name", descending=[True, False, False])
+        .with_row_index("place")
+    )
+    return kept, least, names
+
+
+def _boxes(columns: Columns, lane: str, mine: pl.DataFrame, names: pl.DataFrame) -> dict[str, Any]:
+    """The events of one lane, and the streams whose events are drawn below each other."""
+    part = mine.filter(pl.col("class").cast(pl.String) == lane).sort("start_ns", "end_ns", "event")
+    if part.is_empty():
+        return {}
+    streams = (
+        part.group_by("context", "stream")
+        .agg(time=(pl.col("end_ns") - pl.col("start_ns")).sum())
+        .sort("time", "context", "stream", descending=[True, False, False])
+        .with_row_index("subrow")
+    )
+    placed = part.join(streams, on=["context", "stream"], how="left", maintain_order="left").join(
+        names.select("name", "place"), on="name", how="left", maintain_order="left"
+    )
+    boxes = {
+        "start": columns.add_ascending(placed["start_ns"]),
+        "length": columns.add(placed["end_ns"] - placed["start_ns"]),
+        "name": columns.add(placed["place"]),
+    }
+    if streams.height > 1:
+        boxes["stream"] = columns.add(placed["subrow"])
+    if lane == "communication":
+        boxes["wait"] = columns.add(placed["wait"])
+    return {"boxes": boxes, "streams": streams["stream"].to_list()}
+
+
+def _windows(columns: Columns, some: Sequence[Window], start: int, end: int) -> dict[str, Any]:
+    seen = [one for one in some if one.end > start and one.start < end]
+    return {
+        "step": columns.add([one.step for one in seen]),
+        "start": columns.add_ascending([max(one.start, start) for one in seen]),
+        "length": columns.add([min(one.end, end) - max(one.start, start) for one in seen]),
+        "warm": columns.add([int(one.is_warmup) for one in seen]),
+    }
+
+
+def _path(columns: Columns, path: pl.DataFrame, start: int, end: int, most: int) -> dict[str, Any]:
+    """The pieces of the critical path; paths of tied ranks are drawn below each other."""
+    ties = (
+        path.select("step_index", "path_rank")
+        .unique()
+        .sort("step_index", "path_rank")
+        .with_columns(subrow=pl.int_range(pl.len()).over("step_index"))
+    )
+    pieces = (
+        path.with_columns(pl.col("start_ns").clip(start, end), pl.col("end_ns").clip(start, end))
+        .filter(pl.col("end_ns") > pl.col("start_ns"))
+        .join(ties, on=["step_index", "path_rank"], how="left", nulls_equal=True)
+        .sort("start_ns", "end_ns", "subrow")
+    )
+    length = (pieces["end_ns"] - pieces["start_ns"]).to_numpy()
+    least = brief(length, np.zeros(length.size, dtype=bool), most)
+    shown = pieces.filter(pl.Series(length >= least, dtype=pl.Boolean))
+    names = (
+        shown["name"].fill_null("").value_counts(name="uses").sort("uses", "name", descending=[True, False])
+    )
+    placed = shown.with_columns(pl.col("name").fill_null("")).join(
+        names.with_row_index("place"), on="name", how="left", maintain_order="left"
+    )
+    kinds = placed["kind"].cast(pl.String).unique().sort().to_list()
+    return {
+        "kinds": kinds,
+        "names": [visible(name) for name in names["name"]],
+        "left_out": pieces.height - shown.height,
+        "subrows": 1 + max(placed["subrow"].to_list(), default=0),
+        "start": columns.add_ascending(placed["start_ns"]),
+        "length": columns.add(placed["end_ns"] - placed["start_ns"]),
+        "kind": columns.add([kinds.index(kind) for kind in placed["kind"].to_list()]),
+        "rank": columns.add(placed["rank"].fill_null(-1) + 1),
+        "name": columns.add(placed["place"]),
+        "subrow": columns.add(placed["subrow"]),
+    }
