@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
 CORE := nsysddp/intervals.py,nsysddp/classify.py,nsysddp/trace.py,nsysddp/ingest/*.py,nsysddp/analyses/*.py
 
-.PHONY: demo test lint types imports unit coverage mutants format clean
+.PHONY: demo readme test lint types imports unit coverage mutants format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/nsysddp demo
@@ -44,6 +44,9 @@ coverage: $(VENV)/.test
 
 mutants: $(VENV)/.test
 	$(BIN)/python tests/planted_mistakes.py
+
+readme: $(VENV)/.test
+	$(BIN)/python tests/readme.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

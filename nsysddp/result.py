@@ -38,6 +38,26 @@ class Finding:
     severity: float = field(default=0.0, compare=False)
 
 
+WARNING_CODES: dict[str, str] = {
+    "clock_residual": "clocks of reports agree less well than the tolerance; wait and transfer between them are null",
+    "events_without_launch": "GPU events without a launch row, placed in a step by their start",
+    "impossible_call_times": "API calls that end before they start, left out",
+    "impossible_times": "GPU events that end before they start or lie beyond any real time, left out",
+    "newer_schema": "the export's major schema is newer than any this version was tried on",
+    "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
+    "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed",
+    "renamed_table": "a versioned table name was read as its plain one",
+    "sequence_offset": "the capture began at another collective on a rank; matched after shifting",
+    "shifted_times": "the export was made with normalised or shifted times",
+    "steps_without_gpu_events": "step ranges in which a rank launched nothing have no window",
+    "suspected_collectives": "unclassified kernels that are named like collectives",
+    "unclassified_kernels": "kernel names that no rule knows, counted as compute",
+    "unmatched_collectives": "communication kernels without a counterpart on other ranks, with the reasons",
+    "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",
+}
+"""Every warning code of `nsysddp analyze`; the README's list is made from it."""
+
+
 @dataclass(frozen=True)
 class Warning:
     """Something missing, unmatched, inferred or left out, with how often it happened."""

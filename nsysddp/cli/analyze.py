@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,14 @@ import click
 
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.errors import UsageError
+
+
+def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from nsysddp.render.document import json_schema
+
+        click.echo(json.dumps(json_schema(), indent=2))
+        context.exit()
 
 
 @click.command("analyze")
@@ -30,6 +39,14 @@ from nsysddp.errors import UsageError
 @click.option("--force", is_flag=True, help="Replace an existing --out folder.")
 @click.option("--save", is_flag=True, help="Keep the result in the results database (see `nsysddp runs`).")
 @click.option("--db", metavar="URL", help="Results database for --save.")
+@click.option(
+    "--json-schema",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_schema,
+    help="Print the JSON Schema of the document and stop.",
+)
 def command(
     request: Request, form: str, table: str | None, out: Path | None, force: bool, save: bool, db: str | None
 ) -> None:
