@@ -521,7 +521,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
         bucket=_buckets(trace, event),
     )
     parts = [happened]
-    if graph.lines is not None and trace.calls is not None and call.size:
+    if trace.calls is not None and call.size:
         parts.append(
             pl.DataFrame(
                 {
@@ -538,8 +538,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
     place[np.concatenate([np.flatnonzero(is_event), np.flatnonzero(~is_event)])] = np.arange(nodes.size)
     # A call belongs to the step and phase of the event that the line launched next.
     led_to = nodes.copy()
-    if graph.lines is not None:
-        led_to[~is_event] = graph.lines.leads_to[call]
+    led_to[~is_event] = graph.lines.leads_to[call]
     led_to = pl.Series(led_to).replace(-1, None)
     hung = edge[nodes].astype(np.int64)
     return (

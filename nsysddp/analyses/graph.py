@@ -79,7 +79,7 @@ _SYNC_RULES = {
 
 
 class Edge(IntEnum):
-    """By what a node hangs on its binding predecessor."""
+    """By what a node hangs on its binding predecessor; the first three in the order of ``_bind_events``."""
 
     NONE = 0
     STREAM = 1
@@ -114,7 +114,7 @@ class Graph:
             if it ended before); shape (events,).
         matched: the event is communication whose transfer is known from a valid match; shape (events,).
         queues: order of the queues and edges by CUDA events.
-        lines: calls of the host; empty if the export has none.
+        lines: calls of the host; without any if the export has none.
         counts: what could not be resolved, by name (see ``EVIDENCE``), over the whole capture.
     """
 
@@ -128,7 +128,7 @@ class Graph:
     last: Ints
     matched: NDArray[np.bool_]
     queues: Queues
-    lines: HostLines | None
+    lines: HostLines
     counts: dict[str, int]
 
     @property
@@ -137,21 +137,12 @@ class Graph:
         return self.trace.events.height
 
     def line_of(self, node: Ints) -> Ints:
-        """Position in ``lines`` of the nodes that are calls (either node of a call); others give -1."""
-        if self.lines is None:
-            return np.full(node.shape, -1, dtype=np.int64)
+        """Position in ``lines`` of nodes that are calls, be it the call or its entry."""
         calls = self.lines.start.size
         place = node - self.events
-        late = place >= calls
-        place = np.where(
-            late, self._waiting_calls[np.where(late, place - calls, 0)] if late.any() else 0, place
-        )
-        return np.where(node < self.events, -1, place)
-
-    @cached_property
-    def _waiting_calls(self) -> Ints:
-        assert self.lines is not None
-        return np.flatnonzero(self.lines.awaited >= 0)
+        entered = place >= calls
+        place[entered] = np.flatnonzero(self.lines.awaited >= 0)[place[entered] - calls]
+        return place
 
     @cached_property
     def across(self) -> tuple[Ints, Ints, NDArray[np.uint8]]:
@@ -201,70 +192,16 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     )
     ready, last, matched, ended_early = _arrivals(trace, active)
     lines = _lines(trace, operations, queues, ready, active)
-    calls = lines.start.size if lines else 0
-
-    # Candidates of an event, each with the time from which it allowed the event to start.
-    ahead, signal = queues.before, queues.awaited
-    launcher = lines.launcher if lines else np.full(count, -1, dtype=np.int64)
-    none = np.full(count, NEVER, dtype=np.int64)
-    by_queue, by_signal, by_launch = none, none.copy(), none.copy()
-    early = np.zeros(count, dtype=bool)
-    late_waits = negative = 0
-    if Rule.QUEUE in active and count:
-        finished = end[ahead] <= start
-        # An overlapping predecessor (programmatic dependent launch) let this event go at a time that is not recorded:
-        # just before it started. But a collective that still waited for its peers then had no part in it.
-        let_go = np.maximum(start[ahead], start - LATENCY_NS)
-        passed = (ahead < 0) | (~finished & (ready[ahead] > start))
-        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], let_go))
-    if Rule.EVENT in active and count:
-        usable = (signal >= 0) & (end[signal] <= start)
-        by_signal = np.where(usable, end[signal], NEVER)
-        late_waits = int(((signal >= 0) & ~usable).sum())
-    if lines and calls and Rule.LAUNCH in active:
-        launched = launcher >= 0
-        opened, closed = lines.start[launcher], lines.end[launcher]
-        early = launched & (closed > start) & (opened <= start)
-        negative = int((launched & (opened > start)).sum())
-        by_launch = np.where(launched & (closed <= start), closed, NEVER)
-        if Rule.EARLY_START in active:
-            by_launch = np.where(early, opened, by_launch)
-    times = np.stack([by_queue, by_signal, by_launch])
-    choice = times.argmax(axis=0) if count else np.empty(0, dtype=np.int64)
-    latest = times.max(axis=0) if count else none
-
-    begin = np.concatenate([start, *_call_times(lines, lines.start if lines else None)])
-    finish = np.concatenate([end, *_call_times(lines, lines.end if lines else None)])
-    before = np.full(begin.size, -1, dtype=np.int64)
-    edge = np.zeros(begin.size, dtype=np.uint8)
-    entry = np.arange(count, count + calls)  # node at which an event hangs on its launch call
-    if lines and calls:
-        waiting = np.flatnonzero(lines.awaited >= 0)
-        entry[waiting] = count + calls + np.arange(waiting.size)
-        exits = count + waiting
-        host = np.where(lines.before >= 0, lines.before + count, -1)
-        if Rule.HOST_ORDER not in active:
-            host = np.full(calls, -1, dtype=np.int64)
-        before[count : count + calls] = host
-        before[count + calls :] = host[waiting]
-        edge[count:] = np.where(before[count:] >= 0, Edge.HOST, Edge.NONE)
-        begin[exits] = np.minimum(end[lines.awaited[waiting]], lines.end[waiting])
-        before[exits] = lines.awaited[waiting]
-        edge[exits] = Edge.SYNC
-    if count:
-        at_call = entry[launcher] if calls else launcher
-        before[:count] = np.where(latest > NEVER, np.choose(choice, [ahead, signal, at_call]), -1)
-        edge[:count] = np.where(latest > NEVER, choice + 1, Edge.NONE)
-    ambiguous = early & (choice != 2) & (latest > by_launch) & (by_launch > NEVER)
-
+    hosts, entry = _bind_calls(lines, end, active)
+    bound = _bind_events(trace, queues, lines, ready, entry, active)
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
-        begin=begin,
-        end=finish,
-        before=before,
-        edge=edge,
-        ambiguous=ambiguous,
+        begin=np.concatenate([start, hosts.begin]),
+        end=np.concatenate([end, hosts.end]),
+        before=np.concatenate([bound.before, hosts.before]),
+        edge=np.concatenate([bound.edge, hosts.edge]),
+        ambiguous=bound.ambiguous,
         ready=ready,
         last=last,
         matched=matched,
@@ -274,27 +211,105 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
             "waits": queues.waits,
             "unresolved_waits": queues.unresolved_waits,
             "empty_waits": queues.empty_waits,
-            "late_waits": late_waits,
+            "late_waits": bound.late_waits,
             "events": count,
-            "unlaunched_events": int((launcher < 0).sum()),
-            "early_events": int(early.sum()),
-            "negative_launches": negative,
-            "ambiguous_launches": int(ambiguous.sum()),
+            "unlaunched_events": int((lines.launcher < 0).sum()),
+            "early_events": bound.early,
+            "negative_launches": bound.negative,
+            "ambiguous_launches": int(bound.ambiguous.sum()),
             "unordered_graph_nodes": int(queues.inside_graph.sum()),
             "communication": int(communication.sum()),
             "unmatched_communication": int((communication & ~matched).sum()) - ended_early,
             "ended_before_arrival": ended_early,
-            "blocking_calls": lines.blocking_calls if lines else 0,
-            "unresolved_calls": lines.unresolved_calls if lines else 0,
+            "blocking_calls": lines.blocking_calls,
+            "unresolved_calls": lines.unresolved_calls,
         },
     )
 
 
-def _call_times(lines: HostLines | None, times: Ints | None) -> list[Ints]:
-    """The times of the two kinds of call nodes: every call, and the entries of those that waited."""
-    if lines is None or times is None:
-        return []
-    return [times, times[lines.awaited >= 0]]
+@dataclass(frozen=True)
+class _Hosts:
+    """The nodes of calls: every call, then the entries of those that waited for an event."""
+
+    begin: Ints
+    end: Ints
+    before: Ints
+    edge: NDArray[np.uint8]
+
+
+def _bind_calls(lines: HostLines, end: Ints, active: frozenset[Rule]) -> tuple[_Hosts, Ints]:
+    """Binding predecessors of calls, and for each call the node on which an event that it launched hangs."""
+    events, calls = end.size, lines.start.size
+    waiting = np.flatnonzero(lines.awaited >= 0)
+    awaited = lines.awaited[waiting]
+    order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int64)
+    before = np.where(order >= 0, order + events, -1)
+    before = np.concatenate([before, before[waiting]])
+    edge = np.where(before >= 0, Edge.HOST, Edge.NONE).astype(np.uint8)
+    begin = np.concatenate([lines.start, lines.start[waiting]])
+    begin[waiting] = np.minimum(end[awaited], lines.end[waiting])
+    before[waiting] = awaited
+    edge[waiting] = Edge.SYNC
+    entry = np.arange(events, events + calls)
+    entry[waiting] = events + calls + np.arange(waiting.size)
+    return _Hosts(begin, np.concatenate([lines.end, lines.end[waiting]]), before, edge), entry
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Binding predecessors of events, and what could not be told: events and edges by their number."""
+
+    before: Ints
+    edge: NDArray[np.uint8]
+    ambiguous: NDArray[np.bool_]
+    early: int
+    negative: int
+    late_waits: int
+
+
+def _bind_events(
+    trace: Trace, queues: Queues, lines: HostLines, ready: Ints, entry: Ints, active: frozenset[Rule]
+) -> _Bound:
+    """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last."""
+    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
+    ahead, signal = queues.before, queues.awaited
+    by_queue, by_signal, by_launch = np.full((3, start.size), NEVER, dtype=np.int64)  # when each let it go
+
+    if Rule.QUEUE in active:
+        finished = end[ahead] <= start
+        # An overlapping predecessor (programmatic dependent launch) let this event go at a time that is not recorded:
+        # just before it started. But a collective that still waited for its peers then had no part in it.
+        let_go = np.maximum(start[ahead], start - LATENCY_NS)
+        passed = (ahead < 0) | (~finished & (ready[ahead] > start))
+        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], let_go))
+
+    usable = (signal >= 0) & (end[signal] <= start)
+    if Rule.EVENT in active:
+        by_signal = np.where(usable, end[signal], NEVER)
+
+    launched = lines.launcher >= 0
+    opened, closed = np.full((2, start.size), NEVER, dtype=np.int64)
+    opened[launched], closed[launched] = (
+        times[lines.launcher[launched]] for times in (lines.start, lines.end)
+    )
+    early = launched & (closed > start) & (opened <= start)
+    if Rule.LAUNCH in active:
+        by_launch = np.where(closed <= start, closed, NEVER)
+        if Rule.EARLY_START in active:
+            by_launch = np.where(early, opened, by_launch)
+
+    times = np.stack([by_queue, by_signal, by_launch])
+    choice, latest = times.argmax(axis=0), times.max(axis=0)
+    call = np.full(start.size, -1, dtype=np.int64)
+    call[launched] = entry[lines.launcher[launched]]
+    return _Bound(
+        before=np.where(latest > NEVER, np.choose(choice, [ahead, signal, call]), -1),
+        edge=np.where(latest > NEVER, choice + 1, Edge.NONE).astype(np.uint8),
+        ambiguous=early & (latest > opened),
+        early=int(early.sum()),
+        negative=int((launched & (opened > start)).sum()),
+        late_waits=int(((signal >= 0) & ~usable).sum()),
+    )
 
 
 def _operations(trace: Trace) -> pl.DataFrame:
@@ -363,10 +378,10 @@ def _operations(trace: Trace) -> pl.DataFrame:
 
 def _lines(
     trace: Trace, operations: pl.DataFrame, queues: Queues, ready: Ints, active: frozenset[Rule]
-) -> HostLines | None:
-    """The calls of the host with what they waited for; None if the trace has no calls."""
+) -> HostLines:
+    """The calls of the host with what they waited for."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
-        return None
+        return HostLines.empty(trace.events.height)
     value = np.full(operations.height, -1, dtype=np.int64)
     value[operations["operation"].is_not_null().to_numpy()] = queues.value
     valued = operations.with_columns(value=value)

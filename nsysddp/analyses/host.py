@@ -158,6 +158,13 @@ class HostLines:
     blocking_calls: int
     unresolved_calls: int
 
+    @classmethod
+    def empty(cls, events: int) -> HostLines:
+        """The lines of a trace without calls."""
+        none = np.empty(0, dtype=np.int64)
+        nobody = np.full(events, -1, dtype=np.int64)
+        return cls(none.astype(np.int32), none, none, none, none, none, none, none, nobody, 0, 0)
+
 
 def host_lines(
     trace: Trace,
