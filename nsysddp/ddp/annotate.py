@@ -240,7 +240,8 @@ class capture_window:  # noqa: N801  reads as a verb where it is used, like cont
         Raises:
             CaptureError: the window would open before DDP has rebuilt its buckets (on entering the context).
         """
-        return _Step(self, number) if self._armed else _NOTHING
+        # After the window nsys can still be collecting for a moment: a step cut short there would look like a step.
+        return _Step(self, number) if self._armed and not self._done else _NOTHING
 
     def close(self) -> None:
         """Close the window early, on every rank alike; without effect if it is not open."""
