@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "annotate":
-        return import_module("nsysddp.ddp.annotate")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'nsysddp' has no attribute {name!r}")
