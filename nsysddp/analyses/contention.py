@@ -146,19 +146,16 @@ def _kernels(context: Context) -> pl.DataFrame:
     events = trace.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     chosen = events["class"].is_in(["compute", "spin"]).to_numpy() & (end > start) & context.keep
-    shape = _numbers(
-        events["name"].to_numpy(),
-        trace.shapes["grid"].cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF).to_numpy(),
-        trace.shapes["block"].cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF).to_numpy(),
-    )
+    shapes = _combined(events["name"].to_numpy(), _codes(trace.shapes["grid"]), _codes(trace.shapes["block"]))
+    shape = np.unique(shapes, return_inverse=True)[1]
     ahead = _ahead(trace)
     names = trace.names["text"]
     rows = np.flatnonzero(chosen)
     before = ahead[rows]
     after = np.where(before >= 0, events["name"].to_numpy()[before], -1)
     after_shape = np.where(before >= 0, shape[before], -1)
-    phase_number = context.attribution.phase_names().cast(pl.Categorical).to_physical().fill_null(0xFFFFFFFF)
-    group = _numbers(events["rank"].to_numpy()[rows], shape[rows], after_shape, phase_number.to_numpy()[rows])
+    phases = context.attribution.phase_names()
+    group = _combined(events["rank"].to_numpy()[rows], _codes(phases)[rows], shape[rows], after_shape + 1)
     return pl.DataFrame(
         {
             "rank": events["rank"].gather(rows).cast(pl.Int64),
@@ -171,7 +168,7 @@ def _kernels(context: Context) -> pl.DataFrame:
             "steady": ~_warm(context)[rows],
         }
     ).with_columns(
-        phase=context.attribution.phase_names().gather(rows),
+        phase=phases.gather(rows),
         name=names.gather(events["name"].gather(rows)),
         grid=trace.shapes["grid"].gather(rows),
         block=trace.shapes["block"].gather(rows),
@@ -217,13 +214,19 @@ def _transfers(context: Context) -> pl.DataFrame:
     )
 
 
-def _numbers(*columns: NDArray[Any]) -> Ints:
-    """One number per distinct combination of the columns, from 0."""
+def _codes(texts: pl.Series) -> Ints:
+    """A small number per distinct text, 0 for null."""
+    codes = texts.cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
+    numbers: Ints = codes.fill_null(0).to_numpy()
+    return numbers
+
+
+def _combined(*columns: NDArray[Any]) -> Ints:
+    """One number per distinct combination of columns of small numbers from 0."""
     number = np.zeros(columns[0].size, dtype=np.int64)
     for column in columns:
-        values, inverse = np.unique(column, return_inverse=True)
-        _, number = np.unique(number * values.size + inverse, return_inverse=True)
-    return number.astype(np.int64)
+        number = number * (int(column.max(initial=0)) + 1) + column
+    return number
 
 
 def _ahead(trace: Trace) -> Ints:
