@@ -10,8 +10,9 @@ medians do not::
 
     d window = d compute + d exposed_transfer + d exposed_wait + d exposed_unsplit + d memory + d graph + d idle
 
-and the account of the job does the same with the pieces of its critical path, where the host has its own part. Both are
-exact: integers that sum to the whole, asserted.
+Where it is known, what communication beside it cost computation is taken out of compute as *contention*, and the idle
+time in which the GPU lacked work because the host was late or blocked is taken out of idle as *host*. The account of
+the job does the same with the pieces of its critical path. All are exact: integers that sum to the whole, asserted.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ RANK_METRICS = (
     Metric("exposed_communication_ns", "ns", "lower", "communication without computation"),
     Metric("tail_communication_ns", "ns", "lower", "communication after the last backward computation"),
     Metric("exposed_memory_ns", "ns", "lower", "copies and memsets alone"),
+    Metric("contention_ns", "ns", "lower", "computation that communication beside it cost"),
     Metric("idle_ns", "ns", "lower", "nothing ran"),
     Metric("kernels", "count", "neither", "kernels launched in the step"),
 )
@@ -153,13 +155,19 @@ LEAST_STEPS = {0.95: 20, 0.99: 100}
 
 WINDOW_PARTS = (
     "compute",
+    "contention",
     "exposed_transfer",
     "exposed_wait",
     "exposed_unsplit",
     "memory",
     "graph",
+    "host",
     "idle",
 )
+_OPTIONAL = ("contention", "host")
+HOST_CAUSES = ("launch_late", "synchronisation")
+"""Causes of idle time (``schema.IDLE_CAUSES``) that make the part ``host``."""
+
 PATH_PARTS: dict[str, tuple[str, ...]] = {
     "compute": ("compute", "spin"),
     "transfer": ("transfer",),
@@ -188,7 +196,8 @@ class Run:
         name: for messages.
         samples: steady steps by (metric, rank); rank None is the job.
         unknown: why a (metric, rank) has no samples although its table is there.
-        windows: per rank, for each steady step the parts of its window in ns.
+        windows: per rank, for each steady step ``step`` and the parts of its window in ns; ``contention`` and ``host``
+            only where they are known (they are contained in ``compute`` and ``idle`` then, too).
         paths: for each steady step the parts of the job's critical path in ns; empty without host calls.
         facts: what has to be alike: name to value as text.
         recorded: whether run.json was there.
@@ -260,7 +269,8 @@ def run_of(
 
     Args:
         name: for messages.
-        tables: ``overlap`` and ``rank``; ``phase`` and the tables of ``critical_path`` where there are.
+        tables: ``overlap`` and ``rank``; ``phase``, ``contention_step``, ``idle_step`` and the tables of
+            ``critical_path`` where there are.
         capture: run.json of the capture.
         measured: values of job metrics that the workload itself recorded, one a step.
 
@@ -270,7 +280,7 @@ def run_of(
     overlap = steady(tables["overlap"])
     samples: dict[tuple[str, int | None], Floats] = {}
     unknown: dict[tuple[str, int | None], str] = {}
-    overlap = overlap.join(_backward(tables.get("phase")), on=["rank", "step"], how="left", nulls_equal=True)
+    overlap = _with_more(overlap, tables)
     for (rank,), part in overlap.group_by("rank", maintain_order=True):
         assert isinstance(rank, int)
         for metric in RANK_METRICS:
@@ -307,15 +317,31 @@ def run_of(
     )
 
 
-def _backward(phases: pl.DataFrame | None) -> pl.DataFrame:
-    """``backward_ns`` of each (rank, step): the spans of its backward ranges on the GPU."""
-    if phases is None:
-        return pl.DataFrame(schema={"rank": pl.Int64, "step": pl.String, "backward_ns": pl.Int64})
-    return (
-        phases.filter((pl.col("phase") == "backward") & pl.col("gpu_start_ns").is_not_null())
-        .group_by("rank", "step")
-        .agg((pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("backward_ns"))
-    )
+def _with_more(overlap: pl.DataFrame, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    """The windows with ``backward_ns`` (spans on the GPU), ``contention_ns`` and ``host_ns``; null where unknown."""
+    key = ["rank", "step_index"]
+    if "phase" in tables:
+        spans = (
+            tables["phase"]
+            .filter((pl.col("phase") == "backward") & pl.col("gpu_start_ns").is_not_null())
+            .group_by("rank", "step")
+            .agg((pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("backward_ns"))
+        )
+        overlap = overlap.join(spans, on=["rank", "step"], how="left", maintain_order="left")
+    if "contention_step" in tables:
+        cost = tables["contention_step"].select(*key, "contention_ns")
+        overlap = overlap.join(cost, on=key, how="left", nulls_equal=True, maintain_order="left")
+    if "idle_step" in tables:
+        late = (
+            tables["idle_step"]
+            .filter(pl.col("cause").cast(pl.String).is_in(HOST_CAUSES))
+            .group_by(key)
+            .agg(pl.col("idle_ns").sum().alias("host_ns"))
+        )
+        overlap = overlap.join(late, on=key, how="left", nulls_equal=True, maintain_order="left")
+        overlap = overlap.with_columns(pl.col("host_ns").fill_null(0))
+    absent = [name for name in ("backward_ns", "contention_ns", "host_ns") if name not in overlap.columns]
+    return overlap.with_columns(pl.lit(None, pl.Int64).alias(name) for name in absent)
 
 
 def _windows(overlap: pl.DataFrame) -> dict[int, list[dict[str, int]]]:
@@ -340,8 +366,26 @@ def _windows(overlap: pl.DataFrame) -> dict[int, list[dict[str, int]]]:
             raise AnalysisError(
                 f"the parts of rank {row['rank']}'s {row['step'] or 'capture'} do not sum to it"
             )
-        found.setdefault(row["rank"], []).append({"step": row["window_ns"], **parts})
+        more = {part: row[f"{part}_ns"] for part in _OPTIONAL if row[f"{part}_ns"] is not None}
+        found.setdefault(row["rank"], []).append({"step": row["window_ns"], **parts, **more})
     return found
+
+
+def _taken_out(
+    runs: Sequence[Sequence[Mapping[str, int]]], parts: Mapping[str, str]
+) -> list[list[dict[str, int]]]:
+    """The windows with the parts that every one knows taken out of what contains them."""
+    return [
+        [
+            {
+                **{name: value for name, value in step.items() if name not in _OPTIONAL},
+                **{holder: step[holder] - step[part] for part, holder in parts.items()},
+                **{part: step[part] for part in parts},
+            }
+            for step in steps
+        ]
+        for steps in runs
+    ]
 
 
 def _paths(tables: Mapping[str, pl.DataFrame]) -> list[dict[str, int]]:
@@ -605,9 +649,17 @@ def _account(base: Sequence[Run], new: Sequence[Run]) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     ranks = sorted(set.intersection(*({*run.ranks} for run in (*base, *new))))
     for rank in ranks:
-        rows += _parts(
-            "window", rank, WINDOW_PARTS, *([run.windows[rank] for run in side] for side in (base, new))
-        )
+        sides = [[run.windows[rank] for run in side] for side in (base, new)]
+        steps = [step for side in sides for windows in side for step in windows]
+        known = {
+            part: holder
+            for part, holder in (("contention", "compute"), ("host", "idle"))
+            if all(part in step for step in steps)
+        }
+        names = [
+            part for part in WINDOW_PARTS if part in steps[0] and (part not in _OPTIONAL or part in known)
+        ]
+        rows += _parts("window", rank, names, *(_taken_out(side, known) for side in sides))
     if all(run.paths for run in (*base, *new)):
         rows += _parts(
             "critical_path", None, tuple(PATH_PARTS), *([run.paths for run in side] for side in (base, new))

@@ -16,8 +16,6 @@ so few rounds would be too sure: on equal caps with 8 rounds it told some apart 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,19 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nsysddp.analyses.statistics import CONFIDENCE as LEVEL
+from nsysddp.analyses.statistics import MIN_RUNS as MIN_ROUNDS
+from nsysddp.analyses.statistics import student_quantile
 from nsysddp.capture.command import Settings
 from nsysddp.capture.presets import find_preset
 from nsysddp.capture.run import Captured, Plan, plan_preset
 from nsysddp.capture.tool import Nsys
 from nsysddp.errors import AnalysisError
-
-Steps = npt.NDArray[np.int64]
-
-LEVEL = 0.95
-"""Joint confidence of all comparisons of a sweep."""
-
-MIN_ROUNDS = 3
-"""Fewer rounds say nothing about how much a run differs from the next, so nothing is told apart."""
+from nsysddp.ingest.measured import Steps, job_steps
 
 
 @dataclass(frozen=True)
@@ -123,32 +117,6 @@ def compare_caps(measured: Sequence[CapSteps], *, level: float = LEVEL) -> list[
     return verdicts
 
 
-def student_quantile(probability: float, freedom: int) -> float:
-    """Below which value does Student's t with ``freedom`` degrees lie with this probability (above 0.5)?
-
-    By bisection of the distribution, whose integral is a finite sum for whole degrees of freedom (Abramowitz and
-    Stegun 26.7.3 and 26.7.4).
-    """
-
-    def below(t: float) -> float:
-        angle = math.atan(t / math.sqrt(freedom))
-        odd = freedom % 2
-        term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
-        for step in range(1 if odd else 0, freedom - 1, 2):
-            total += term
-            term *= (step + 1) / (step + 2) * math.cos(angle) ** 2
-        inner = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-        return 0.5 + inner / 2
-
-    low, high = 0.0, 1.0
-    while below(high) < probability:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < probability else (low, middle)
-    return high
-
-
 def interleaved(caps: Sequence[float], repeat: int) -> list[tuple[int, float]]:
     """(round, cap) in the order of running: each round starts one cap later than the one before."""
     return [(turn + 1, caps[(turn + at) % len(caps)]) for turn in range(repeat) for at in range(len(caps))]
@@ -165,28 +133,6 @@ def plan_sweep(
         plan = plan_preset(preset, turn, settings, out=out, nsys=nsys, python=python)
         plans.append(replace(plan, variables={"bucket_cap_mib": cap}))
     return plans
-
-
-def job_steps(folder: Path) -> Steps:
-    """How long was each measured step of the job, by its slowest rank? From the workload's own records.
-
-    CUDA events where there are any, else the host's clock; never a mix.
-
-    Raises:
-        AnalysisError: there are no records, or ranks with different steps.
-    """
-    by_rank: dict[int, dict[str, dict[int, int]]] = {}
-    for path in sorted(folder.glob("records_rank*.jsonl")):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if (row["record"], row.get("name"), row["stage"]) == ("time", "step", "measured"):
-                clocks = by_rank.setdefault(row["rank"], {})
-                clocks.setdefault(row["clock"], {})[row["iteration"]] = row["time_ns"]
-    clock = "cuda_event" if all("cuda_event" in clocks for clocks in by_rank.values()) else "host"
-    steps = [clocks.get(clock, {}) for clocks in by_rank.values()]
-    if not steps or not steps[0] or any(rank.keys() != steps[0].keys() for rank in steps):
-        raise AnalysisError(f"{folder.name} holds no records of the same measured steps of all ranks")
-    return np.array([max(rank[at] for rank in steps) for at in sorted(steps[0])], dtype=np.int64)
 
 
 GPU_COLUMNS = (
