@@ -326,20 +326,23 @@ class _Job:
             self._leave(rows[wrong[group]], why)
 
     def _ends_agree(self, rows: Column, heads: Column) -> Column:
-        """Ends of each synchronising collective lie together on every shared clock.
+        """Ends of each synchronising collective lie together on every shared clock, after all have arrived.
 
         Only ranks of one clock are compared: between clocks the ends are what the alignment is made from.
         """
         kernels = self.kernels
         agree = ~_SYNCHRONISING[kernels.kind[rows[heads]]]
         spread = np.zeros(heads.size, dtype=np.int64)
+        early = np.zeros(heads.size, dtype=np.int64)
         for clock in np.unique(kernels.clock[rows]).tolist():
             mine = kernels.clock[rows] == clock
             latest = np.maximum.reduceat(np.where(mine, kernels.end[rows], np.iinfo(np.int64).min), heads)
             earliest = np.minimum.reduceat(np.where(mine, kernels.end[rows], np.iinfo(np.int64).max), heads)
             there = latest >= earliest
             spread[there] = np.maximum(spread[there], latest[there] - earliest[there])
-        return agree | (spread <= 10 * self.tolerance)
+            arrived = np.maximum.reduceat(np.where(mine, kernels.start[rows], np.iinfo(np.int64).min), heads)
+            early[there] = np.maximum(early[there], arrived[there] - earliest[there])
+        return agree | ((spread <= 10 * self.tolerance) & (early <= self.tolerance))
 
     def _leave(self, rows: Column, why: str) -> None:
         self.kernels.reason[rows] = _REASON[why]

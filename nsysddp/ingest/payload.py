@@ -82,9 +82,9 @@ class Schemas:
     ) -> None:
         self._enums = _enum_tables(enums)
         variants: dict[tuple[int, int], list[tuple[Field, ...]]] = defaultdict(list)
-        for key, rows in _repetitions(entries).items():
-            for repetition in rows:
-                fields = self._layout(key[0], repetition)
+        for key, rows in _alternatives(entries).items():
+            for alternative in rows:
+                fields = self._layout(key[0], alternative)
                 if fields is not None and fields not in variants[key]:
                     variants[key].append(fields)
         self._schemas = {key: found[0] for key, found in variants.items() if len(found) == 1}
@@ -178,20 +178,26 @@ def _int(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _repetitions(
+def _alternatives(
     rows: Sequence[Mapping[str, object]],
 ) -> dict[tuple[int, int], list[list[Mapping[str, object]]]]:
-    """Entries by (domain, schema), one list per repetition: index 0 opens a new one."""
-    grouped: dict[tuple[int, int], list[list[Mapping[str, object]]]] = defaultdict(list)
+    """Entries by (domain, schema): every layout that they can mean, in order of their index.
+
+    Rows come in any order, so repetitions are told by content: one where all processes agree, two where some index
+    has two definitions (the first of each index, and the last), which is enough to see whether they differ.
+    """
+    grouped: dict[tuple[int, int], dict[int, dict[str, Mapping[str, object]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for row in rows:
         key = (_int(row.get("domain")), _int(row.get("schema_id")))
-        if _int(row.get("idx")) == 0 or not grouped[key]:
-            grouped[key].append([])
-        grouped[key][-1].append(row)
-    for repetitions in grouped.values():
-        for repetition in repetitions:
-            repetition.sort(key=lambda row: _int(row.get("idx")))
-    return grouped
+        content = repr([row.get(name) for name in ("type", "flags", "name", "detail", "byte_offset")])
+        grouped[key][_int(row.get("idx"))][content] = row
+    made = {}
+    for key, by_index in grouped.items():
+        ordered = [[found[text] for text in sorted(found)] for _, found in sorted(by_index.items())]
+        made[key] = [[found[end] for found in ordered] for end in (0, -1)]
+    return made
 
 
 def _enum_tables(rows: Sequence[Mapping[str, object]]) -> dict[tuple[int, int], tuple[str, dict[int, str]]]:
