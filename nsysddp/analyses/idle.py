@@ -1,0 +1,669 @@
+"""Why did a GPU do nothing? A cause for every idle instant of every rank, and how far ahead of it the host was.
+
+Definitions, ``idle = |W - P - C - M - G|``. An idle gap ends with an event; walking back from that event along the
+binding predecessors of ``graph`` until the gap's start tells what it hung on at each instant, so the pieces of a gap
+tile it, and those of all gaps tile the idle time (asserted)::
+
+    host           [launch]   host gap   [launch e]
+    GPU   ████████│                                 │██ e ██
+                   gap: host gap, call, launch latency       all ``launch_late``
+
+Causes:
+
+    launch_late         the event was launched late: a call, the host between two calls (``host_gap``), or the latency
+                        of the launch itself
+    event_wait          latency behind a CUDA event that it waited for, or the event ran on another rank of the process
+    communication_wait  the same, or a synchronising call, where what was awaited is communication
+    memory_copy         the same where it is a copy or memset, or a call that copies and blocks
+    synchronisation     the host was in, or came back from, a call that waits for the GPU
+    stream_latency      from one event to the next in its queue
+    end_of_work         nothing came any more
+    unknown             before the rank's first recorded call, without launch row, or inside a CUDA graph
+
+**Consequences.** A call that waits for the GPU takes the host's lead away: the launches after it come late until the
+host is ahead again. So late launches after such a call are its consequence, not a cause of their own, as long as no
+event since had to wait for the GPU for more than 10 us, and at most for as long as the call had blocked the host
+(without it the host would have been that much earlier). A single host piece longer than ``LONG_HOST_NS`` keeps its own
+name: a sleep or a data loader is a cause whatever preceded it.
+
+**Launch queue.** Depth = events launched (the call returned) and not yet started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp import schema
+from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.analyses.host import Blocking, blocking_kind
+from nsysddp.errors import AnalysisError
+from nsysddp.intervals import Intervals
+from nsysddp.result import Finding, Result, Warning
+from nsysddp.units import NS_PER_MS, ms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.analyses import Context
+    from nsysddp.trace import Trace
+
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+LONG_HOST_NS = NS_PER_MS
+"""A single host piece longer than this is a cause of its own."""
+
+CAUSE = pl.Enum(list(schema.IDLE_CAUSES))
+
+
+def idle(context: Context, *, graph: Graph | None = None) -> Result:
+    """Why was each GPU idle, instant by instant, and how deep was its launch queue?
+
+    Args:
+        context: of a trace loaded with ``host_calls=True``; without, most gaps are ``unknown``.
+        graph: the dependency graph, if it has been built.
+
+    Returns:
+        The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step`` (``schema.MORE_TABLES``).
+
+    Raises:
+        AnalysisError: the pieces do not tile the idle time.
+    """
+    graph = build(context.trace) if graph is None else graph
+    gaps = _gaps(context)
+    pieces = _pieces(graph, gaps)
+    _assert_tiling(gaps, pieces)
+    named = _named(context, graph, gaps, pieces)
+    queue, queue_step = _launch_queue(context)
+    frames = {
+        "idle": schema.IDLE.check(named),
+        "idle_step": _per_window(context, named),
+        "launch_queue": queue,
+        "launch_queue_step": queue_step,
+    }
+    return Result(
+        context.trace,
+        frames,
+        findings=_findings(frames["idle_step"]),
+        assumptions=(
+            "late launches after a call that waited for the GPU are its consequence, up to the time that it had "
+            "blocked the host",
+            "profiling itself lengthens host pieces",
+        ),
+        warnings=_warnings(context.trace, named),
+    )
+
+
+# --- gaps -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Idle gaps of all ranks, ordered by rank and time; all shape (gaps,).
+
+    ``event`` is the row of the event that ended the gap (or comes next, if a window's edge ended it), -1 if none does.
+    ``window`` is the row of the context's windows.
+    """
+
+    rank: Ints
+    window: Ints
+    start: Ints
+    end: Ints
+    event: Ints
+
+
+def _gaps(context: Context) -> _Gaps:
+    """``W - P - C - M - G`` of every window, as intervals with the event that ended each."""
+    trace = context.trace
+    parts: list[list[Ints]] = []
+    for rank in trace.rank_numbers:
+        numbers = np.array(
+            [n for n, window in enumerate(context.windows.windows) if window.rank == rank], dtype=np.int64
+        )
+        windows = [context.windows.windows[number] for number in numbers]
+        opens = np.array([window.start for window in windows], dtype=np.int64)
+        closes = np.array([window.end for window in windows], dtype=np.int64)
+        if not opens.size:
+            continue
+        busy = trace.union(rank, schema.CLASSES)
+        free = busy.complement(int(opens[0]), int(closes[-1]))
+        cut = Intervals(opens, closes) & free  # touching windows stay apart
+        real = cut.end > cut.start
+        start, end = cut.start[real], cut.end[real]
+        first, last = trace.rows_of(rank)
+        following = first + np.searchsorted(trace.events_of(rank)["start_ns"].to_numpy(), end, side="left")
+        parts.append(
+            [
+                np.full(start.size, rank),
+                numbers[np.searchsorted(opens, start, side="right") - 1],
+                start,
+                end,
+                np.where(following < last, following, -1),
+            ]
+        )
+    columns = (
+        [np.concatenate(column) for column in zip(*parts, strict=True)]
+        if parts
+        else [np.empty(0, np.int64)] * 5
+    )
+    return _Gaps(*columns)
+
+
+# --- pieces: what the event at the end of a gap hung on ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Pieces of gaps, ordered by gap and time; all shape (pieces,).
+
+    ``node`` is the node of the graph that ran in the piece (``ran``), or that was waiting to begin; -1 if none.
+    """
+
+    gap: Ints
+    start: Ints
+    end: Ints
+    node: Ints
+    ran: Flags
+
+
+def _pieces(graph: Graph, gaps: _Gaps) -> _Pieces:
+    """Walk back from the end of every gap to its start.
+
+    The usual gap hangs directly on an event that had ended by its start, and is one piece. The others are walked one
+    node at a time; gaps of a rank are disjoint, so each node is visited about once.
+    """
+    event = gaps.event
+    some = event >= 0
+    before = np.where(some, graph.before[event], -1)
+    reach = np.where(before >= 0, np.minimum(graph.end[before], graph.begin[event]), gaps.start)
+    whole = ~some | (reach <= gaps.start)
+    gap, start, end = np.flatnonzero(whole), gaps.start[whole], gaps.end[whole]
+    node, ran = np.where(some, event, -1)[whole], np.zeros(gap.size, dtype=bool)
+
+    walked = _walk(graph, gaps, np.flatnonzero(~whole))
+    gap = np.concatenate([gap, walked[:, 0]])
+    start = np.concatenate([start, walked[:, 1]])
+    end = np.concatenate([end, walked[:, 2]])
+    node = np.concatenate([node, walked[:, 3]])
+    ran = np.concatenate([ran, walked[:, 4].astype(bool)])
+    order = np.lexsort((start, gap))
+    return _Pieces(gap[order], start[order], end[order], node[order], ran[order])
+
+
+def _walk(graph: Graph, gaps: _Gaps, which: Ints) -> Ints:
+    """Rows (gap, start, end, node, ran) of the given gaps."""
+    begin, end, before = (
+        memoryview(np.ascontiguousarray(a).data) for a in (graph.begin, graph.end, graph.before)
+    )
+    rows: list[tuple[int, int, int, int, bool]] = []
+    for gap, event, low, high in zip(
+        which.tolist(),
+        gaps.event[which].tolist(),
+        gaps.start[which].tolist(),
+        gaps.end[which].tolist(),
+        strict=True,
+    ):
+        node, time = event, high
+        while time > low:
+            ahead = before[node]
+            reach = low if ahead < 0 else max(low, min(end[ahead], begin[node]))
+            if reach < time:  # waiting to begin
+                rows.append((gap, reach, time, node, False))
+                time = reach
+            if ahead < 0 or time <= low:
+                break
+            opened = max(low, begin[ahead])
+            if opened < time:  # the predecessor itself
+                rows.append((gap, opened, time, ahead, True))
+                time = opened
+            node = ahead
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def _assert_tiling(gaps: _Gaps, pieces: _Pieces) -> None:
+    """The pieces of every gap follow each other from its start to its end."""
+    same = pieces.gap[1:] == pieces.gap[:-1]
+    heads = np.flatnonzero(np.concatenate([[True], ~same])) if pieces.gap.size else pieces.gap
+    tails = np.flatnonzero(np.concatenate([~same, [True]])) if pieces.gap.size else pieces.gap
+    if (
+        heads.size != gaps.start.size
+        or np.any(pieces.end[:-1][same] != pieces.start[1:][same])
+        or np.any(pieces.start[heads] != gaps.start)
+        or np.any(pieces.end[tails] != gaps.end)
+        or np.any(pieces.end <= pieces.start)
+    ):
+        raise AnalysisError("the causes of idle time do not tile it")
+
+
+# --- causes -----------------------------------------------------------------------------------------------------
+
+_ACTIVITIES = ("nothing", "latency", "host_gap", "call", "sync", "other_rank")
+_NOTHING, _LATENCY, _HOST_GAP, _CALL, _SYNC, _OTHER_RANK = range(len(_ACTIVITIES))
+_LAUNCH, _EVENT, _COMM, _MEMORY, _SYNCHRONISED, _STREAM, _END, _UNKNOWN = range(len(schema.IDLE_CAUSES))
+
+
+def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.DataFrame:
+    """The rows of ``schema.IDLE``."""
+    trace = context.trace
+    node = pieces.node
+    is_event = (node >= 0) & (node < graph.events)
+    is_call = node >= graph.events
+    edge = np.where(node >= 0, graph.edge[node], Edge.NONE)
+    line = np.full(node.size, -1, dtype=np.int64)
+    line[is_call] = graph.line_of(node[is_call])
+
+    activity = np.select(
+        [
+            is_event & pieces.ran,
+            is_call & pieces.ran & (edge == Edge.SYNC),
+            is_call & pieces.ran,
+            is_call & (edge != Edge.NONE),
+            is_event & (edge != Edge.NONE),
+        ],
+        [_OTHER_RANK, _SYNC, _CALL, _HOST_GAP, _LATENCY],
+        _NOTHING,
+    )
+    inside = is_event & graph.queues.inside_graph[np.where(is_event, node, 0)] & ~pieces.ran
+    activity[inside] = _NOTHING
+    by_event = activity == _LATENCY
+    cause = np.select(
+        [
+            node < 0,
+            activity == _NOTHING,
+            (activity == _OTHER_RANK) | (by_event & (edge == Edge.EVENT)),
+            activity == _SYNC,
+            by_event & (edge == Edge.STREAM),
+        ],
+        [_END, _UNKNOWN, _EVENT, _SYNCHRONISED, _STREAM],
+        _LAUNCH,
+    )
+
+    awaited = np.full(node.size, -1, dtype=np.int64)
+    hung = (cause == _EVENT) & by_event | (cause == _SYNCHRONISED)
+    awaited[hung] = graph.before[node[hung]]
+    awaited[activity == _OTHER_RANK] = node[activity == _OTHER_RANK]
+
+    # Which synchronising call a late launch is the consequence of, in whole or in part.
+    source = np.where(activity == _SYNC, line, -1)
+    blamed, share = _consequences(graph, gaps, pieces, cause, activity, line)
+    part, source, consequence, start, end = _split(pieces, source, blamed, share)
+    cause, activity, node, line, awaited = (a[part] for a in (cause, activity, node, line, awaited))
+    blame = np.flatnonzero(consequence)
+    awaited[blame] = graph.lines.awaited[source[blame]]
+    cause[blame] = _SYNCHRONISED
+    cause = _by_what_was_awaited(trace, graph, cause, awaited, source)
+
+    return _frame(
+        context,
+        graph,
+        gaps,
+        pieces.gap[part],
+        start,
+        end,
+        cause,
+        activity,
+        node,
+        line,
+        awaited,
+        source,
+        consequence,
+    )
+
+
+def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints, source: Ints) -> Ints:
+    """Waiting for communication or for a copy has a cause of its own."""
+    kinds = trace.events["class"].gather(np.maximum(awaited, 0))
+    waits = ((cause == _EVENT) | (cause == _SYNCHRONISED)) & (awaited >= 0)
+    called = np.zeros(cause.size, dtype=bool)
+    known = np.flatnonzero(source >= 0)
+    if known.size:
+        assert trace.calls is not None
+        names = trace.calls["name"].gather(graph.lines.row[source[known]])
+        copying = [name for name in names.drop_nulls().unique() if blocking_kind(name) >= Blocking.COPY]
+        called[known] = names.is_in(copying).fill_null(False).to_numpy()
+    memory = (waits & (kinds == "memory").to_numpy()) | ((cause == _SYNCHRONISED) & called)
+    return np.select([waits & (kinds == "communication").to_numpy(), memory], [_COMM, _MEMORY], cause)
+
+
+def _consequences(
+    graph: Graph, gaps: _Gaps, pieces: _Pieces, cause: Ints, activity: Ints, line: Ints
+) -> tuple[Ints, Ints]:
+    """For each piece the synchronising call (position in ``lines``) that it follows from, and for how long.
+
+    Returns:
+        position, -1 if none; and how much of the piece (from its start) is the call's consequence, in ns.
+    """
+    blamed, share = np.full(line.size, -1, dtype=np.int64), np.zeros(line.size, dtype=np.int64)
+    lines = graph.lines
+    if not lines.start.size:
+        return blamed, share
+    position = np.arange(lines.start.size)
+    waited = _last_in_line(lines.rank, np.where(lines.awaited >= 0, position, -1))
+    events = np.flatnonzero(lines.launcher >= 0)
+    launcher = lines.launcher[events]
+    # An event that was launched and had to wait for the GPU: the host was ahead.
+    is_ahead = graph.begin[events] - lines.end[launcher] > LATENCY_NS
+    ahead = np.full(position.size, -1, dtype=np.int64)
+    ahead[launcher[is_ahead]] = launcher[is_ahead]
+    ahead = _last_in_line(lines.rank, ahead)
+
+    late = np.flatnonzero(
+        (cause == _LAUNCH) & ((activity == _LATENCY) | (pieces.end - pieces.start <= LONG_HOST_NS))
+    )
+    at = np.where(
+        activity[late] == _LATENCY,
+        lines.launcher[np.minimum(pieces.node[late], graph.events - 1)],
+        line[late],
+    )
+    previous = at - 1
+    usable = (at > 0) & (lines.rank[np.maximum(previous, 0)] == gaps.rank[pieces.gap[late]])
+    call = np.where(usable, waited[np.maximum(previous, 0)], -1)
+    held = call >= 0
+    held &= call > np.where(usable, ahead[np.maximum(previous, 0)], -1)
+    late, call = late[held], call[held]
+
+    # The lead that the call took: it blocked from its start to the end of what it waited for.
+    budget = graph.end[lines.awaited[call]] - lines.start[call]
+    length = pieces.end[late] - pieces.start[late]
+    order = np.lexsort((pieces.start[late], call))
+    late, call, budget, length = late[order], call[order], budget[order], length[order]
+    total = np.cumsum(length) - length
+    heads = np.concatenate([[True], call[1:] != call[:-1]]) if call.size else np.empty(0, dtype=bool)
+    spent = total - np.maximum.accumulate(np.where(heads, total, 0)) if call.size else total
+    taken = np.clip(budget - spent, 0, length)
+    blamed[late[taken > 0]], share[late] = call[taken > 0], taken
+    return blamed, share
+
+
+def _last_in_line(rank: NDArray[np.int32], position: Ints) -> Ints:
+    """At each place of the lines the last position so far that is not -1, within the line of its rank."""
+    last = np.maximum.accumulate(position)
+    return np.where((last >= 0) & (rank[np.maximum(last, 0)] == rank), last, -1)
+
+
+def _split(pieces: _Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[Ints, Ints, Flags, Ints, Ints]:
+    """Cut pieces that are the consequence of a call only at first.
+
+    Returns:
+        piece, position of the call (-1: none), whether it is a consequence, start, end; in order of time.
+    """
+    length = pieces.end - pieces.start
+    whole = np.arange(length.size)
+    rest = np.flatnonzero((share > 0) & (share < length))
+    piece = np.concatenate([whole, rest])
+    is_rest = np.concatenate([np.zeros(whole.size, dtype=bool), np.ones(rest.size, dtype=bool)])
+    consequence = (blamed[piece] >= 0) & ~is_rest
+    cut = pieces.start + share
+    start = np.where(is_rest, cut[piece], pieces.start[piece])
+    end = np.where(consequence, cut[piece], pieces.end[piece])
+    call = np.where(consequence, blamed[piece], np.where(is_rest, -1, source[piece]))
+    order = np.lexsort((start, pieces.gap[piece]))
+    return piece[order], call[order], consequence[order], start[order], end[order]
+
+
+def _frame(
+    context: Context,
+    graph: Graph,
+    gaps: _Gaps,
+    gap: Ints,
+    start: Ints,
+    end: Ints,
+    cause: Ints,
+    activity: Ints,
+    node: Ints,
+    line: Ints,
+    awaited: Ints,
+    source: Ints,
+    consequence: Flags,
+) -> pl.DataFrame:
+    """Everything by its name."""
+    trace = context.trace
+    names = trace.names["text"]
+    step_names = dict(context.attribution.steps.select("step_index", "name").iter_rows())
+    windows = context.windows.windows
+    step = np.array([window.step for window in windows], dtype=np.int64)[gaps.window[gap]]
+    index = pl.Series(step).replace(-1, None)
+    event = _or_null(gaps.event[gap])
+    other = activity == _OTHER_RANK
+    api = trace.calls["name"] if trace.calls is not None else pl.Series(dtype=pl.String)
+    row, thread, opened = (pl.Series(a) for a in (graph.lines.row, graph.lines.thread, graph.lines.start))
+    at, called_from = _or_null(line), _or_null(source)
+    awaited_rows = _or_null(awaited)
+    last = pl.Series(graph.last).gather(awaited_rows)
+    foreign = trace.events["rank"].gather(last).cast(pl.Int64)
+    matched = pl.Series(graph.matched).gather(awaited_rows).fill_null(False)
+    return pl.DataFrame(
+        {
+            "rank": gaps.rank[gap],
+            "step": index.replace_strict(step_names, default=None, return_dtype=pl.String)
+            if step_names
+            else pl.repeat(None, gap.size, dtype=pl.String, eager=True),
+            "step_index": index,
+            "gap": _numbered(gaps.rank)[gap],
+            "start_ns": start,
+            "end_ns": end,
+            "cause": pl.Series(schema.IDLE_CAUSES, dtype=CAUSE).gather(cause),
+            "activity": pl.Series(_ACTIVITIES).gather(activity),
+            "thread": thread.gather(at),
+            "delayed_event": event,
+            "delayed_name": names.gather(trace.events["name"].gather(event)),
+            "phase": context.attribution.phase_names().gather(event),
+            "awaited_event": awaited_rows,
+            "awaited_name": names.gather(trace.events["name"].gather(awaited_rows)),
+            "call": api.gather(row.gather(called_from)),
+            "call_start_ns": opened.gather(called_from),
+            "consequence": consequence,
+            "called": api.gather(row.gather(at)),
+            "ran": names.gather(trace.events["name"].gather(_or_null(np.where(other, node, -1)))),
+            "foreign": foreign,
+            "told": matched | pl.Series(other),
+        }
+    ).with_columns(
+        name=pl.coalesce("called", "ran"),
+        waits_for=pl.when("told").then("foreign"),
+    )
+
+
+def _or_null(rows: Ints) -> pl.Series:
+    """Row numbers with -1 as null, to gather with."""
+    made: pl.Series = pl.Series(rows).replace(-1, None)
+    return made
+
+
+def _numbered(rank: Ints) -> Ints:
+    """Number of each gap within its rank (the ranks are in order)."""
+    place = np.arange(rank.size)
+    heads = np.concatenate([[True], rank[1:] != rank[:-1]]) if rank.size else np.empty(0, dtype=bool)
+    return place - np.maximum.accumulate(np.where(heads, place, 0)) if rank.size else place
+
+
+# --- by window --------------------------------------------------------------------------------------------------
+
+
+def _window_frame(context: Context) -> pl.DataFrame:
+    """rank, step, step_index, is_warmup, start_ns, end_ns of every window."""
+    names = dict(context.attribution.steps.select("step_index", "name").iter_rows())
+    return pl.DataFrame(
+        [
+            (
+                window.rank,
+                names.get(window.step),
+                window.step if window.step >= 0 else None,
+                window.is_warmup,
+                window.start,
+                window.end,
+            )
+            for window in context.windows.windows
+        ],
+        schema={
+            "rank": pl.Int64,
+            "step": pl.String,
+            "step_index": pl.Int64,
+            "is_warmup": pl.Boolean,
+            "start_ns": pl.Int64,
+            "end_ns": pl.Int64,
+        },
+        orient="row",
+    )
+
+
+def _per_window(context: Context, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Sum of every cause in every window (``schema.IDLE_STEP``); asserts that they are the window's idle time."""
+    windows = _window_frame(context)
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    key = ["rank", "step_index"]
+    sums = pieces.group_by([*key, "cause"]).agg(
+        idle_ns=duration.sum(), pieces=pl.len().cast(pl.Int64), longest_ns=duration.max()
+    )
+    idle_ns = np.zeros(windows.height, dtype=np.int64)
+    for rank in context.trace.rank_numbers:
+        rows = np.flatnonzero((windows["rank"] == rank).to_numpy())
+        busy = context.trace.union(rank, schema.CLASSES)
+        start, end = windows["start_ns"].to_numpy()[rows], windows["end_ns"].to_numpy()[rows]
+        idle_ns[rows] = end - start - busy.length_within(start, end)
+    told = windows.with_columns(idle=pl.Series(idle_ns)).join(
+        sums.group_by(key).agg(pl.col("idle_ns").sum()), on=key, how="left", nulls_equal=True
+    )
+    if (told["idle"] != told["idle_ns"].fill_null(0)).any():
+        raise AnalysisError("the causes of a window do not add up to its idle time")
+    return schema.IDLE_STEP.check(
+        windows.join(sums, on=key, how="inner", nulls_equal=True, maintain_order="left")
+        .with_columns(window_ratio=pl.col("idle_ns") / duration)
+        .sort("rank", "step_index", "idle_ns", "cause", descending=[False, False, True, False])
+    )
+
+
+def _launch_queue(context: Context) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Depth over time of every rank, and its summary of every window."""
+    trace = context.trace
+    windows = _window_frame(context)
+    if trace.launches is None:
+        return schema.LAUNCH_QUEUE.empty(), schema.LAUNCH_QUEUE_STEP.empty()
+    changes, summaries = [], []
+    for rank in trace.rank_numbers:
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank)
+        launches = trace.launches.slice(first, last - first)
+        known = launches["launch_ns"].is_not_null().to_numpy() & _opens_launch(events)
+        start = events["start_ns"].to_numpy()
+        launched = np.minimum(launches["launch_end_ns"].fill_null(0).to_numpy(), start)
+        time, depth = _depth(launched[known], start[known])
+        changes.append(pl.DataFrame({"rank": np.full(time.size, rank), "time_ns": time, "depth": depth}))
+        mine = windows.filter(pl.col("rank") == rank)
+        opens, closes = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+        area = _area(time, depth, closes) - _area(time, depth, opens)
+        ahead = Intervals.union_of(launched[known], start[known]).length_within(opens, closes)
+        begins = start[launches["launch_ns"].is_null().to_numpy()]
+        summaries.append(
+            mine.with_columns(
+                mean_depth=pl.Series(area) / (pl.col("end_ns") - pl.col("start_ns")),
+                max_depth=pl.Series(_highest(time, depth, opens, closes)),
+                empty_ns=pl.col("end_ns") - pl.col("start_ns") - pl.Series(ahead),
+                unlaunched=pl.Series(np.searchsorted(begins, closes) - np.searchsorted(begins, opens)),
+            ).with_columns(mean_depth=pl.when(pl.col("end_ns") > pl.col("start_ns")).then("mean_depth"))
+        )
+    return schema.LAUNCH_QUEUE.check(pl.concat(changes)), schema.LAUNCH_QUEUE_STEP.check(pl.concat(summaries))
+
+
+def _opens_launch(events: pl.DataFrame) -> Flags:
+    """Events that count as a launch of their own: of the nodes of a CUDA graph the first of each launch."""
+    in_graph = events["in_graph"].fill_null(False).to_numpy()
+    opens = ~in_graph
+    nodes = np.flatnonzero(in_graph)
+    _, heads = np.unique(events["correlation"].to_numpy()[nodes], return_index=True)
+    opens[nodes[heads]] = True
+    return opens
+
+
+def _depth(launched: Ints, started: Ints) -> tuple[Ints, Ints]:
+    """Times at which the depth changes, and the depth from each on."""
+    time = np.concatenate([launched, started])
+    order = np.argsort(time, kind="stable")
+    delta = np.where(order < launched.size, 1, -1)
+    time, depth = time[order], np.cumsum(delta)
+    last = np.append(time[1:] != time[:-1], True) if time.size else np.empty(0, dtype=bool)
+    time, depth = time[last], depth[last]
+    changed = np.concatenate([[True], depth[1:] != depth[:-1]]) if depth.size else np.empty(0, dtype=bool)
+    assert not depth.size or (depth.min() >= 0 and depth[-1] == 0)
+    return time[changed], depth[changed].astype(np.int64)
+
+
+def _area(time: Ints, depth: Ints, at: Ints) -> Ints:
+    """Integral of the depth up to each instant."""
+    if not time.size:
+        return np.zeros(at.shape, dtype=np.int64)
+    whole = np.concatenate([[0], np.cumsum(depth[:-1] * np.diff(time))])
+    place = np.searchsorted(time, at, side="right") - 1
+    inside = whole[np.maximum(place, 0)] + depth[np.maximum(place, 0)] * (at - time[np.maximum(place, 0)])
+    return np.where(place < 0, 0, inside)
+
+
+def _highest(time: Ints, depth: Ints, opens: Ints, closes: Ints) -> Ints:
+    """Largest depth inside each window."""
+    first = np.searchsorted(time, opens, side="right") - 1
+    last = np.searchsorted(time, closes, side="left")
+    return np.array(
+        [
+            int(depth[max(a, 0) : b].max(initial=0)) if b > a and high > low else 0
+            for a, b, low, high in zip(
+                first.tolist(), last.tolist(), opens.tolist(), closes.tolist(), strict=True
+            )
+        ],
+        dtype=np.int64,
+    )
+
+
+# --- in words ---------------------------------------------------------------------------------------------------
+
+
+def _warnings(trace: Trace, pieces: pl.DataFrame) -> tuple[Warning, ...]:
+    made = []
+    if trace.calls is None or trace.calls.is_empty():
+        made.append(
+            Warning(
+                "idle_without_calls",
+                1,
+                "host calls are missing, so late launches cannot be told from other idle time (capture with "
+                "--trace=cuda)",
+            )
+        )
+    unknown = pieces.filter(pl.col("cause") == "unknown").height
+    if unknown:
+        made.append(
+            Warning(
+                "idle_unknown",
+                unknown,
+                "idle pieces of which nothing in the capture says what they waited for",
+            )
+        )
+    return tuple(made)
+
+
+def _findings(steps: pl.DataFrame) -> tuple[Finding, ...]:
+    """The largest cause of idle time of each rank, per steady window."""
+    steady = steps.filter(~pl.col("is_warmup"))
+    chosen = steady if steady.height else steps
+    count = chosen.group_by("rank").agg(windows=pl.col("step_index").n_unique())
+    largest = (
+        chosen.group_by("rank", "cause")
+        .agg(pl.col("idle_ns").sum())
+        .join(count, on="rank")
+        .sort("rank", "idle_ns", descending=[False, True])
+        .unique("rank", keep="first", maintain_order=True)
+    )
+    return tuple(
+        Finding(
+            code="idle",
+            message=f"rank {rank}: most idle time is {cause} ({ms(total / windows):.3f} ms a window)",
+            rank=rank,
+            value=total / windows,
+            unit="ns",
+            rows=({"table": "idle_step", "rank": rank, "cause": cause},),
+            severity=total / windows,
+        )
+        for rank, cause, total, windows in largest.iter_rows()
+    )
