@@ -174,7 +174,8 @@ def test_the_window_is_opened_between_barriers_and_closed_between_barriers(said:
         *step[1],
         *step[2],
         *("barrier", "cudaProfilerStop", "barrier"),
-        *step[3],
+        # nsys can still collect for a moment: a step cut short there must not look like a step
+        *("push forward", "work", "pop"),
     ]
 
 
