@@ -25,7 +25,7 @@ def command(out: Path) -> None:
     from nsysddp.ingest.load import load
     from nsysddp.render import document
     from nsysddp.render.text import console, print_side_by_side
-    from nsysddp.render.timeline import save_timeline
+    from nsysddp.render.timeline import draw_timeline, save
 
     captures = {"12 buckets": samples.TWELVE_BUCKETS, "1 bucket": samples.ONE_BUCKET}
     mark = out / ".nsysddp-demo"
@@ -39,7 +39,7 @@ def command(out: Path) -> None:
         stem = name.partition(".")[0]
         results[title] = analyze(trace)
         document.write_folder(results[title], out / stem, force=True)
-        save_timeline(context_of(trace), out / f"{stem}.png", force=True)
+        save(draw_timeline(context_of(trace)), out / f"{stem}.png")
     screen = console()
     print_side_by_side(results, screen)
     screen.print()
