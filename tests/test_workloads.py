@@ -54,11 +54,10 @@ def launch(*arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run(workload: str, out: Path, *arguments: str, code: int = 0) -> str:
+def run(workload: str, out: Path, *arguments: str) -> None:
     short = ("--steps", str(STEPS), "--warmup", "3", "--capture-steps", "1", "--backend", "gloo")
     done = launch(str(WORKLOADS / f"{workload}.py"), *short, "--out", str(out), *arguments)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -163,9 +162,24 @@ def test_straggler_names_the_late_rank(tmp_path: Path) -> None:
 def test_no_overlap_computes_what_one_rank_computes(tmp_path: Path) -> None:
     run("no_overlap", tmp_path)
     assert summary(tmp_path)["ok"]
-    # ... and does not touch what an earlier run wrote.
-    said = run("no_overlap", tmp_path, code=1)
-    assert "holds the records of an earlier run" in said
+
+
+@pytest.mark.parametrize("held", ["records_rank1.jsonl", "summary.json"])
+def test_an_earlier_run_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    require("torch", HAS_TORCH)
+    monkeypatch.syspath_prepend(str(WORKLOADS))
+    import common
+
+    monkeypatch.setattr(common, "gathered", lambda mine: [mine])
+    job: Any = SimpleNamespace(args=SimpleNamespace(force=False))
+    assert common.folder_for(job, tmp_path / "new").is_dir()
+    (tmp_path / held).write_text("")
+    with pytest.raises(SystemExit, match="holds the records of an earlier run"):
+        common.folder_for(job, tmp_path)
+    job.args.force = True
+    assert common.folder_for(job, tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["ddp_branches", "gpt_ddp", "gpt_fsdp", "straggler", "no_overlap"])

@@ -13,7 +13,7 @@ What the analysis must say (NCCL, medium model, 2 ranks):
   sizes in that order; they sum to 4 bytes a parameter (``parameters`` in summary.json);
 * most of the transfer is hidden behind backward; the last bucket holds the embedding, whose gradient is the last
   to exist: it is exposed, and is the tail;
-* forward and optimizer launch no communication (but for DDP's small broadcast of which there is none: no buffers).
+* forward and optimizer launch no communication (the model has no buffers to broadcast).
 """
 
 from __future__ import annotations

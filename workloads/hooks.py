@@ -84,7 +84,7 @@ class Contract:
         self._hook = hook
         self._name = name
         self._step = 0
-        self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.largest_error = 0.0
 
     def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -94,6 +94,7 @@ class Contract:
         reference = bucket.buffer().clone()
         dist.all_reduce(reference)
         reference /= self._job.world_size
+        index = bucket.index()
         future = self._hook(state, bucket)
         # What a process group's work returns is the C++ class, of which torch.futures.Future is a subclass.
         if not isinstance(future, torch._C.Future):
@@ -101,8 +102,9 @@ class Contract:
 
         def keep(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             value = done.value()
-            # DDP goes on to use the bucket's memory, so the value must be copied now.
-            self._results.append((reference, value.clone()))
+            # DDP goes on to use the bucket's memory, so the value must be copied now. Callbacks may run in another
+            # order on each rank.
+            self._results[index] = (reference, value.clone())
             return value
 
         return future.then(keep)
@@ -117,8 +119,9 @@ class Contract:
         if not self._results:
             return
         low_rank = self._name == "powersgd" and step >= CHECKED_STEPS - 1
-        problems = [p for pair in self._results if (p := self._problem(*pair, low_rank=low_rank))]
-        agreed = [float(value.double().sum()) for _, value in self._results]
+        results = [self._results[index] for index in sorted(self._results)]
+        problems = [p for pair in results if (p := self._problem(*pair, low_rank=low_rank))]
+        agreed = [float(value.double().sum()) for _, value in results]
         self._results.clear()
         everyone = gathered((problems, agreed))
         for rank, (found, _) in enumerate(everyone):
