@@ -496,6 +496,20 @@ def test_no_negative_edges() -> None:
     ]
 
 
+def test_what_an_event_without_a_launch_waited_for_is_unknown() -> None:
+    """Its queue was free since 5; nothing says why it began at 12. A start's latency is nothing to wonder about."""
+    scene = Scene()
+    scene.launch(0, 7, (1, 5), "a", ("main", 0, 1))
+    scene.launch(0, 7, (12, 13), "b", None)
+    scene.launch(0, 7, (13.009, 14), "c", None)
+    assert path_of(scene.trace())[1:] == [
+        ("unknown", 0, "b", 5, 12),
+        ("compute", 0, "b", 12, 13),
+        ("gap", 0, "c", 13, 13.009),
+        ("compute", 0, "c", 13.009, 14),
+    ]
+
+
 def test_ambiguous_launch_is_counted() -> None:
     """b began inside its own launch call, right after a ended inside it too: either may have held it."""
     scene = Scene()
@@ -850,6 +864,9 @@ def test_one_process_with_two_devices() -> None:
     [
         ("cudaDeviceSynchronize", Blocking.DEVICE),
         ("cuCtxSynchronize", Blocking.DEVICE),
+        ("cudaFree", Blocking.DEVICE),
+        ("cuMemFree_v2", Blocking.DEVICE),
+        ("cudaFreeAsync", Blocking.NOTHING),
         ("cudaStreamSynchronize_ptsz", Blocking.STREAM),
         ("cuEventSynchronize", Blocking.EVENT),
         ("cudaMemcpy", Blocking.COPY),

@@ -124,6 +124,18 @@ def test_whole_graphs_and_graph_nodes_claim_nothing(unpacked: Unpacked) -> None:
     assert build(nodes.trace).counts["unordered_graph_nodes"] > 300
 
 
+def test_freeing_memory_waits_for_the_device(unpacked: Unpacked) -> None:
+    """2.4 s of cuMemFree are waiting for kernels, and the path must name the kernels: all 2,485,594,817 ns of them."""
+    trace = load(unpacked("public/c2023.4.4_s3.7.2__device7_of_9"), host_calls=True)
+    kinds = critical_path(trace, "capture")["critical_path_kind"]
+    assert kinds.filter(pl.col("kind") == "compute")["duration_ns"].to_list() == [2_485_594_817]
+
+
+def test_page_migrations_have_no_known_cause(unpacked: Unpacked) -> None:
+    trace = load(unpacked("public/r2025.1.3_s3.17.2__2370_memcpy"), host_calls=True)
+    assert share(critical_path(trace, "capture"), "unknown") > 0.9
+
+
 @pytest.mark.parametrize(
     ("name", "waits", "unresolved", "empty"),
     [

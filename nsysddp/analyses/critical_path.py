@@ -517,6 +517,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
         matched=graph.matched[event],
         ambiguous=graph.ambiguous[event],
         inside_graph=graph.queues.inside_graph[event],
+        unlaunched=graph.lines.launcher[event] < 0,
         waits_for=trace.events["rank"].gather(graph.last[event]).cast(pl.Int64),
         bucket=_buckets(trace, event),
     )
@@ -557,10 +558,19 @@ _VIA_OF_EDGE = {int(edge): edge.name.lower() for edge in Edge if edge.name.lower
 
 
 def _kind() -> pl.Expr:
-    """Kind of a piece by the facts of its node and its slot; ``queued`` is found afterwards."""
+    """Kind of a piece by the facts of its node and its slot; ``queued`` is found afterwards.
+
+    Where the trace is silent about what an event waited for, its gap is ``unknown``: inside a CUDA graph, and of an
+    event without a launch call (page migration, a lost row) as soon as it is longer than a start takes.
+    """
     is_call = pl.col("event").is_null()
+    long = pl.col("end_ns") - pl.col("start_ns") > LATENCY_NS
     gap = (
-        pl.when(pl.col("hangs_on_nothing") | pl.col("inside_graph").fill_null(False))
+        pl.when(
+            pl.col("hangs_on_nothing")
+            | pl.col("inside_graph").fill_null(False)
+            | (pl.col("unlaunched") & long).fill_null(False)
+        )
         .then(pl.lit("unknown"))
         .when(is_call)
         .then(pl.lit("host_gap"))
@@ -782,7 +792,7 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
     return tuple(found)
 
 
-_BEFORE_KINDS = ("host_gap", "gap", "queued")
+_BEFORE_KINDS = ("host_gap", "gap", "queued", "unknown")
 
 
 def _short(name: str, most: int = 60) -> str:

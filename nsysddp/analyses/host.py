@@ -49,6 +49,7 @@ class Blocking(IntEnum):
 
 _BLOCKING_APIS = (
     (Blocking.DEVICE, r"(cuda(Device|Thread)|cuCtx)Synchronize"),
+    (Blocking.DEVICE, r"cuda(Free|FreeHost)|cuMemFree(Host)?"),  # waits for the device before it unmaps
     (Blocking.STREAM, r"(cuda|cu)StreamSynchronize"),
     (Blocking.EVENT, r"(cuda|cu)EventSynchronize"),
     (Blocking.COPY, r"(cuda|cu)Memcpy(?!.*Async).*"),

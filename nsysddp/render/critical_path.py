@@ -29,10 +29,8 @@ def print_critical_path(result: Result, out: Console | None = None) -> None:
     what = names[0] if len(names) == 1 else f"{len(names)} reports"
     windows = result["critical_path_step"]["step_index"].drop_nulls().n_unique()
     title = Text(what, style="bold")
-    title.append(
-        f"   {len(result.trace.rank_numbers)} ranks, {f'{windows} steps' if windows else 'whole capture'}",
-        style="dim",
-    )
+    part = _count(windows, "step") if windows else "whole capture"
+    title.append(f"   {_count(len(result.trace.rank_numbers), 'rank')}, {part}", style="dim")
     screen.print(title)
     for finding in result.findings[:1]:
         screen.print(Padding(Text(finding.message, style="bold"), (0, 0, 0, 2)))
@@ -44,8 +42,8 @@ def print_critical_path(result: Result, out: Console | None = None) -> None:
         _head(screen, "Largest causes")
         for finding in result.findings[1:]:
             screen.print(Padding(Text(f"• {finding.message}"), (0, 0, 0, 1)))
-    if "critical_path_communication" in result.tables:
-        frame = result["critical_path_communication"]
+    frame = result.tables.get("critical_path_communication")
+    if frame is not None and (frame["exposed_communication_ns"].fill_null(1) > 0).any():
         _head(
             screen,
             "Communication in ms: on the critical path, exposed (under no compute), in the tail (after backward)",
@@ -128,6 +126,10 @@ def _table() -> Table:
 def _head(screen: Console, title: str, rows: int = 0) -> None:
     more = f" (first {_MOST_PATHS} of {rows}; --format csv has all)" if rows > _MOST_PATHS else ""
     screen.print(Text(f"\n{title}{more}", style="bold"))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _ms(value: int | None, digits: int) -> str:
