@@ -341,7 +341,7 @@ def test_unmatched_collectives_have_no_number_beside_matched_ones() -> None:
     ("method", "residual", "said"),
     [
         ("shared", None, "the ranks share one"),
-        ("collectives", 31_000, "uncertain by 31 µs"),
+        ("collectives", 31_000, "residual 31 µs"),
         ("collectives", 310_000, "above the tolerance of 100 µs"),
         ("anchor", None, "uncertainty is unknown"),
         ("none", None, "cannot be compared"),

@@ -2,7 +2,7 @@
 
 Interval sets are drawn in one of two ways:
 
-* *bars*: every interval, one pixel wide at least, merged where two touch;
+* *bars*: every interval, one pixel wide at least, merged where two (nearly) touch;
 * *columns*, where bars would claim much more time than the events took: one column a pixel, as high as the share of
   its time that is covered.
 
@@ -65,13 +65,17 @@ class View:
 
 
 def as_bars(some: Intervals, view: View) -> Intervals:
-    """The intervals inside the view, one pixel long at least and merged where two then touch."""
+    """The intervals inside the view, one pixel long at least and merged where two then come near to touching."""
     inside = some.clip(view.start, view.end)
     brief = inside.end - inside.start < view.pixel
     start = np.where(
         brief, np.maximum(np.minimum(inside.start, view.end - view.pixel), view.start), inside.start
     )
-    return Intervals.union_of(start, np.minimum(np.maximum(inside.end, start + view.pixel), view.end))
+    end = np.minimum(np.maximum(inside.end, start + view.pixel), view.end)
+    # A gap that no page can show would be a hairline in some viewers and nothing in others.
+    hairline = view.pixel // 8
+    near = Intervals.union_of(start, end + hairline)
+    return Intervals(near.start, near.end - hairline)
 
 
 def as_columns(some: Intervals, view: View) -> Points:

@@ -486,7 +486,10 @@ def _clock_note(trace: Trace, ranks: list[int]) -> str:
             if residual > trace.clock_tolerance_ns
             else ""
         )
-        return f"Clocks: reports aligned on matched collectives, uncertain by {duration(residual)}{beyond}."
+        return (
+            f"Clocks: reports aligned on matched collectives, residual {duration(residual)}{beyond}; ends of a "
+            "collective differ by 10 to 50 µs by protocol."
+        )
     if methods <= {"shared"}:
         return "Clocks: the ranks share one; ends of a matched collective still differ by 10 to 50 µs by protocol."
     if "none" in methods:
