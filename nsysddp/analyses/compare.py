@@ -130,7 +130,11 @@ MATRIX = Table(
         Column("p95", FLOAT, "95th percentile, a value that occurred; null under 20 steps"),
         Column("p99", FLOAT, "99th percentile, a value that occurred; null under 100 steps"),
         Column("largest", FLOAT, "largest"),
-        Column("is_slowest", FLAG, "no rank of this side has a larger P95 (largest value where P95 is null)"),
+        Column(
+            "is_slowest",
+            FLAG,
+            "no rank of this side has a larger P95 (largest value where P95 is null), and some a smaller",
+        ),
     ),
 )
 
@@ -737,7 +741,7 @@ def _matrix(base: Sequence[Run], new: Sequence[Run]) -> pl.DataFrame:
                 )
             worst = [float(row["largest"] if row["p95"] is None else row["p95"]) for row in of_metric]
             for row, value in zip(of_metric, worst, strict=True):
-                row["is_slowest"] = value == max(worst)
+                row["is_slowest"] = value == max(worst) and (value > min(worst) or len(worst) == 1)
             rows += of_metric
     return MATRIX.frame(rows)
 

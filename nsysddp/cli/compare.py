@@ -1,0 +1,173 @@
+"""``nsysddp compare``: is the new side faster, and what changed?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsysddp.cli.options import Request, selection_options
+from nsysddp.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsysddp.analyses.compare import Run
+    from nsysddp.evidence.sources import Reading
+
+
+class WithMany(click.Command):
+    """A command whose ``--with`` takes every value up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat ``--with`` before each of its values, as click wants it."""
+        return super().parse_args(ctx, spread("--with", args))
+
+
+def spread(option: str, args: Sequence[str]) -> list[str]:
+    """``--with a b --x`` as ``--with a --with b --x``."""
+    made: list[str] = []
+    inside = False
+    for place, word in enumerate(args):
+        if word == option:
+            inside = True
+            following = args[place + 1 : place + 2]
+            if not following or following[0].startswith("-"):
+                made.append(word)  # click says that a value is missing
+        elif inside and not word.startswith("-"):
+            made += [option, word]
+        else:
+            inside = False
+            made.append(word)
+    return made
+
+
+@click.command("compare", cls=WithMany, short_help="Is the new side faster, how sure, and what changed?")
+@selection_options
+@click.option(
+    "--with",
+    "new",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="NEW...",
+    help="The other side: every value up to the next option.",
+)
+@click.option(
+    "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Picture: .png, .svg or .pdf.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing picture.")
+@click.option("--save", is_flag=True, help="Keep the result of every run in the results database.")
+@click.option("--db", metavar="URL", help="Results database of run:N, and for --save.")
+def command(
+    request: Request,
+    new: tuple[Path, ...],
+    allow_unlike: bool,
+    form: str,
+    plot: Path | None,
+    force: bool,
+    save: bool,
+    db: str | None,
+) -> None:
+    """Is the side given --with faster than the base, how sure is that, and what in the step changed?
+
+    Each REPORT and each NEW is one run: a report, a folder of `nsysddp capture` (or one that holds several, or the
+    reports of all ranks), or run:N of the results database. Three runs a side are the least for a verdict: steps of
+    one run are not independent.
+
+    \b
+    nsysddp compare out/before-* --with out/after-*
+    nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
+    """  # noqa: D301 (click's own mark)
+    from nsysddp.analyses.compare import compare
+    from nsysddp.cli.reading import reading_of
+    from nsysddp.render.compare import as_dict, draw_comparison, markdown, print_comparison
+    from nsysddp.render.text import console
+    from nsysddp.render.timeline import kind_of
+    from nsysddp.render.timeline import save as save_picture
+
+    if plot is not None:
+        kind_of(plot)
+        if plot.exists() and not force:
+            raise UsageError("the file is there already", file=plot, do="name another or give --force")
+        if not plot.resolve().parent.is_dir():
+            raise UsageError("its folder does not exist", file=plot, do="create it first")
+    base_runs, new_runs = runs_of(request.reports, new, reading_of(request), db=db, save=save)
+    found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
+    if plot is not None:
+        save_picture(draw_comparison(found), plot)
+        click.echo(f"wrote {plot}", err=True)
+    if form == "json":
+        click.echo(json.dumps(as_dict(found), ensure_ascii=False))
+    elif form == "markdown":
+        click.echo(markdown(found))
+    else:
+        print_comparison(found, console())
+
+
+_STORED = re.compile(r"run:(\d{1,18})")
+
+
+def runs_of(
+    base: Sequence[Path], new: Sequence[Path], reading: Reading, *, db: str | None = None, save: bool = False
+) -> tuple[list[Run], list[Run]]:
+    """The runs of both sides, read from files or from the results database.
+
+    Raises:
+        UsageError: a stored run is asked for with options that it cannot follow, or a report is given twice.
+    """
+    from nsysddp.evidence.sources import Reading, check_alike, load_one, repeats
+
+    sides: list[list[Run]] = []
+    files = [[path for path in side if not _STORED.fullmatch(str(path))] for side in (base, new)]
+    check_alike(repeats(files[0]), repeats(files[1]))
+    for side, paths in zip((base, new), files, strict=True):
+        made: list[Run] = []
+        for path in side:
+            stored = _STORED.fullmatch(str(path))
+            if stored:
+                if reading != Reading():
+                    raise UsageError(
+                        f"run:{stored[1]} was analysed when it was saved",
+                        do="give its reports to read it otherwise",
+                    )
+                made.append(_stored_run(int(stored[1]), db))
+        for source in repeats(paths):
+            loaded = load_one(source, reading)
+            made.append(loaded.run)
+            if save:
+                from nsysddp.render import document
+                from nsysddp.store.database import save as keep
+
+                kept = keep(document.as_dict(loaded.result), url=db, run=loaded.capture)
+                click.echo(f"saved {source.name} as run {kept}", err=True)
+        sides.append(made)
+    return sides[0], sides[1]
+
+
+def _stored_run(run_id: int, db: str | None) -> Run:
+    from nsysddp.analyses.compare import run_of
+    from nsysddp.schema import TABLES
+    from nsysddp.store.database import load_document, load_run
+
+    document: dict[str, Any] = load_document(run_id, url=db)
+    capture = load_run(run_id, url=db).capture
+    tables = {name: TABLES[name].frame(rows) for name, rows in document["tables"].items() if name in TABLES}
+    return run_of(f"run:{run_id}", tables, capture=capture)

@@ -1,0 +1,43 @@
+"""The shared options as what runs are read with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsysddp.errors import UsageError
+from nsysddp.units import ns_from_us
+
+if TYPE_CHECKING:
+    from nsysddp.cli.options import Request
+    from nsysddp.evidence.sources import Reading
+
+
+def reading_of(request: Request) -> Reading:
+    """How the runs of this request are read.
+
+    Raises:
+        UsageError: the rules file cannot be read, or the selection contradicts itself.
+    """
+    from nsysddp.evidence.sources import Reading
+
+    rules = None
+    if request.rules is not None:
+        try:
+            rules = request.rules.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"the rules cannot be read ({type(error).__name__})", file=request.rules
+            ) from None
+    selection = request.selection()
+    return Reading(
+        per=selection.per,
+        from_ns=selection.from_ns,
+        to_ns=selection.to_ns,
+        first_step=selection.first_step,
+        last_step=selection.last_step,
+        skip_warmup=selection.skip_warmup,
+        step_pattern=request.step_pattern,
+        phase_patterns=dict(request.phase_patterns),
+        clock_tolerance_ns=ns_from_us(request.clock_tolerance_us),
+        rules=rules,
+    )

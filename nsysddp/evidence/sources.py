@@ -1,0 +1,313 @@
+"""Which runs were given, from which files, and what do they say? What comparison, claims and bundle all start from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsysddp.errors import CaptureError, NotAReport, UsageError
+from nsysddp.markers import DEFAULT_STEP_PATTERN
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from nsysddp.analyses import Context
+    from nsysddp.analyses.compare import Run
+    from nsysddp.analyses.steps import Selection
+    from nsysddp.result import Result
+
+REPORTS = (".sqlite", ".sqlite.gz", ".sqlite.zst", ".nsys-rep")
+"""Endings of a report in a folder, the one to prefer first."""
+
+_USABLE = ("ok", "checks_failed")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run as files.
+
+    Attributes:
+        name: for messages and tables: the base name of its folder or report, or the base names of its reports.
+        reports: the reports, one or one a rank.
+        extra: run.json, records and summary of a capture.
+    """
+
+    name: str
+    reports: tuple[Path, ...]
+    extra: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that is read."""
+        return (*self.reports, *self.extra)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How reports are read and which part of them is taken; everything that changes a number.
+
+    Attributes:
+        per: ``step`` or ``capture``.
+        from_ns, to_ns: cut on the common axis; None is open.
+        first_step, last_step: half-open range of step_index; None is open.
+        skip_warmup: leading steps left out.
+        step_pattern, phase_patterns: which ranges are steps and phases.
+        clock_tolerance_ns: clock residual up to which wait and transfer are told.
+        rules: kernel rules before the shipped ones, as text; None without.
+    """
+
+    per: str = "step"
+    from_ns: int | None = None
+    to_ns: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    skip_warmup: int = 0
+    step_pattern: str = DEFAULT_STEP_PATTERN
+    phase_patterns: Mapping[str, str] = field(default_factory=dict)
+    clock_tolerance_ns: int = 100_000
+    rules: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @property
+    def selection(self) -> Selection:
+        """The part of a run."""
+        from nsysddp.analyses.steps import Selection
+
+        return Selection(
+            self.per, self.from_ns, self.to_ns, self.first_step, self.last_step, self.skip_warmup
+        )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One run, read and analysed.
+
+    Attributes:
+        source: its files.
+        result: the tables, findings, assumptions and warnings of ``analyze``.
+        more: the critical path, contention and idle causes, as far as the trace tells them.
+        context: what the analyses shared.
+        capture: run.json; None without.
+        run: what a comparison needs.
+    """
+
+    source: Source
+    result: Result
+    more: Mapping[str, pl.DataFrame]
+    context: Context
+    capture: Mapping[str, Any] | None
+    run: Run
+
+    @cached_property
+    def hashes(self) -> dict[str, tuple[int, str]]:
+        """Size and SHA-256 of each file, by base name."""
+        return {path.name: (path.stat().st_size, sha256_of(path)) for path in self.source.files}
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def folder_sources(folder: Path) -> list[Source]:
+    """The runs in a folder: the capture that it is, the captures below it, or the reports of one run.
+
+    Raises:
+        CaptureError: a capture did not end well.
+        NotAReport: there is nothing to read.
+    """
+    if not (folder / "run.json").is_file():
+        captures = sorted((path.parent for path in folder.glob("*/run.json")), key=_natural)
+        if captures:
+            return [one for capture in captures for one in folder_sources(capture)]
+        return [Source(folder.resolve().name, _reports(folder))]
+    outcome = (read_capture(folder / "run.json").get("outcome") or {}).get("kind")
+    if outcome not in _USABLE:
+        raise CaptureError(
+            f"this capture ended as {outcome}", file=folder, do="capture it again, or leave it out"
+        )
+    extra = [folder / "run.json", folder / "summary.json", *sorted(folder.glob("records_rank*.jsonl"))]
+    return [Source(folder.resolve().name, _reports(folder), tuple(path for path in extra if path.is_file()))]
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    import re
+
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _reports(folder: Path) -> tuple[Path, ...]:
+    for ending in REPORTS:
+        found = sorted((path for path in folder.iterdir() if path.name.endswith(ending)), key=_natural)
+        if found:
+            return tuple(found)
+    raise NotAReport(
+        "holds neither run.json nor a report", file=folder, do="give a capture folder or reports"
+    )
+
+
+def ranks_of_one_run(paths: Sequence[Path]) -> list[Source]:
+    """Sources of paths of which reports together are the ranks of one run, and each folder is one run or several."""
+    reports = tuple(path for path in paths if not path.is_dir())
+    made = [one for path in paths if path.is_dir() for one in folder_sources(path)]
+    if reports:
+        made.insert(0, Source(", ".join(path.name for path in reports), reports))
+    return _distinct(made)
+
+
+def repeats(paths: Sequence[Path]) -> list[Source]:
+    """Sources of paths of which each report is a run of its own, and each folder is one run or several."""
+    made = [
+        one
+        for path in paths
+        for one in (folder_sources(path) if path.is_dir() else [Source(path.name, (path,))])
+    ]
+    return _distinct(made)
+
+
+def _distinct(made: list[Source]) -> list[Source]:
+    """The sources under names of their own: a second of one name gets its number."""
+    seen: dict[str, int] = {}
+    named = []
+    for source in made:
+        seen[source.name] = seen.get(source.name, 0) + 1
+        number = seen[source.name]
+        named.append(
+            source if number == 1 else Source(f"{source.name} ({number})", source.reports, source.extra)
+        )
+    return named
+
+
+def read_capture(path: Path) -> dict[str, Any]:
+    """run.json of a capture.
+
+    Raises:
+        CaptureError: it is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CaptureError(f"not a readable run.json ({type(error).__name__})", file=path) from None
+    if not isinstance(content, dict) or not str(content.get("format", "")).startswith("nsysddp run "):
+        raise CaptureError("not the run.json of a capture", file=path, do="give the folder of a capture")
+    return content
+
+
+def load_all(sources: Iterable[Source], reading: Reading) -> list[Loaded]:
+    """Read and analyse runs, one after the other.
+
+    Raises:
+        UsageError: two sides give one file twice; ReportError and CaptureError as when reading.
+    """
+    return [load_one(source, reading) for source in sources]
+
+
+def load_one(source: Source, reading: Reading) -> Loaded:
+    """Read and analyse one run, with everything that its reports can tell.
+
+    Raises:
+        UsageError, ReportError, CaptureError: as of reading and analysing.
+    """
+    from nsysddp.analyses import analyze, context_of
+    from nsysddp.analyses.compare import run_of
+    from nsysddp.ingest.load import load
+    from nsysddp.markers import DEFAULT_PHASE_PATTERNS
+
+    with tempfile.TemporaryDirectory() as scratch:
+        rules = None
+        if reading.rules is not None:
+            rules = Path(scratch) / "rules.toml"
+            rules.write_text(reading.rules, encoding="utf-8")
+        trace = load(
+            source.reports,
+            rules=rules,
+            step_pattern=reading.step_pattern,
+            phase_patterns=reading.phase_patterns or DEFAULT_PHASE_PATTERNS,
+            clock_tolerance_ns=reading.clock_tolerance_ns,
+            launches=True,
+            host_calls=True,
+            shapes=True,
+        )
+    result = analyze(trace, reading.selection)
+    context = context_of(trace, reading.selection)
+    more = _more(context, result)
+    capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
+    return Loaded(
+        source=source,
+        result=result,
+        more=more,
+        context=context,
+        capture=capture,
+        run=run_of(source.name, {**result.tables, **more}, capture=capture, measured=_measured(source)),
+    )
+
+
+def _more(context: Context, result: Result) -> dict[str, pl.DataFrame]:
+    """The tables of the further analyses that a comparison uses."""
+    from nsysddp.analyses.contention import contention
+    from nsysddp.analyses.critical_path import critical_path
+
+    tables = {"contention_step": contention(context)["contention_step"]}
+    whole = not result["overlap"]["step_index"].drop_nulls().len()
+    selection = context.selection
+    if selection.from_ns is None and selection.to_ns is None:
+        paths = critical_path(
+            context.trace,
+            "capture" if whole else "step",
+            first_step=0 if whole else max(selection.first_step or 0, selection.skip_warmup),
+            last_step=None if whole else selection.last_step,
+            attribution=context.attribution,
+        )
+        tables |= {name: paths[name] for name in ("critical_path_step", "critical_path_kind")}
+    return tables
+
+
+def _measured(source: Source) -> dict[str, list[float]]:
+    """Job metrics that the workload itself recorded; empty where it recorded none."""
+    from nsysddp.ingest.measured import job_steps
+
+    found: dict[str, list[float]] = {}
+    records = [path for path in source.extra if path.name.startswith("records_rank") and path.stat().st_size]
+    if records:
+        found["measured_step_ns"] = [float(step) for step in job_steps(records[0].parent)]
+    for path in source.extra:
+        if path.name == "summary.json":
+            try:
+                ranks = json.loads(path.read_text(encoding="utf-8")).get("ranks") or []
+                rates = [float(rank["throughput"]["per_rank"]) for rank in ranks if "throughput" in rank]
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise CaptureError("not a readable summary of a workload", file=path) from None
+            if rates and len(rates) == len(ranks):
+                found["throughput"] = [min(rates)]
+    return found
+
+
+def check_alike(base: Sequence[Source], new: Sequence[Source]) -> None:
+    """Refuse a report that is on both sides, or twice on one: it would be compared with itself.
+
+    Raises:
+        UsageError: there is one.
+    """
+    seen: dict[str, str] = {}
+    for source in (*base, *new):
+        for path in source.reports:
+            digest = sha256_of(path)
+            if digest in seen:
+                raise UsageError(
+                    f"the same report is given twice ({seen[digest]} and {source.name})",
+                    do="every repeat is a capture of its own",
+                )
+            seen[digest] = source.name
