@@ -1,4 +1,4 @@
-"""What does a first look at each rank show? Its figures over the steady windows, ready to be printed or set in a page."""
+"""What does a first look at each rank show? Its figures over the steady windows, ready for a screen or a page."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def figures(result: Result, digits: int = 3) -> tuple[list[str], list[Figures]]:
 def bars(result: Result) -> list[Bar]:
     """Each rank's steady windows, summed and cut in parts that add up to them.
 
-    ``window = compute + exposed transfer, wait and unsplit + copies alone + graphs + idle``. Where exposed communication
-    is unknown (whole CUDA graphs), or not split, it is one part or none, and what is missing is not drawn.
+    ``window = compute + exposed transfer, wait and unsplit + copies alone + graphs + idle``. Exposed
+    communication that is not split is one part; where it is unknown (whole CUDA graphs) it is left out.
     """
     made = []
     for (rank,), part in steady(result["overlap"]).group_by("rank", maintain_order=True):

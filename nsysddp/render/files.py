@@ -1,0 +1,44 @@
+"""A file that appears whole or not at all, and never in place of another unless that was asked for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from nsysddp.errors import UsageError
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Refuse a place that cannot be written, before any work is done.
+
+    Raises:
+        UsageError: the file exists and may not be replaced, is a folder, or has no folder to be in.
+    """
+    if path.is_dir():
+        raise UsageError("is a folder", file=path, do="name a file in it")
+    if path.exists() and not force:
+        raise UsageError("the file is there already", file=path, do="name another or give --force")
+    if not path.parent.is_dir():
+        raise UsageError("its folder does not exist", file=path, do="create it first")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A stream to a file beside ``path``, which takes its place when all has been written.
+
+    Raises:
+        UsageError: the place cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".nsysddp-") as folder:
+            beside = Path(folder) / path.name
+            with beside.open("wb") as stream:
+                yield stream
+            beside.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written ({error.strerror})", file=path, do="name another place"
+        ) from None
