@@ -474,6 +474,9 @@ def _detail_note(scene: Scene, trace: Trace) -> str:
     return text
 
 
+_PROTOCOL = "ends of a matched collective still differ by 10 to 50 µs by protocol"
+
+
 def _clock_note(trace: Trace, ranks: list[int]) -> str:
     mine = trace.ranks.filter(pl.col("rank").is_in(ranks))
     methods = set(mine["clock_method"].drop_nulls().to_list())
@@ -487,11 +490,12 @@ def _clock_note(trace: Trace, ranks: list[int]) -> str:
             else ""
         )
         return (
-            f"Clocks: reports aligned on matched collectives, residual {duration(residual)}{beyond}; ends of a "
-            "collective differ by 10 to 50 µs by protocol."
+            f"Clocks: reports aligned on matched collectives, residual {duration(residual)}{beyond}; "
+            f"{_PROTOCOL}."
         )
     if methods <= {"shared"}:
-        return "Clocks: the ranks share one; ends of a matched collective still differ by 10 to 50 µs by protocol."
+        meets = bool(trace.collectives.height)
+        return "Clocks: the ranks share one" + (f"; {_PROTOCOL}." if meets else ".")
     if "none" in methods:
         return "Clocks: nothing aligns these reports, so positions cannot be compared between them."
     return "Clocks: reports aligned by their session start only; the uncertainty is unknown."

@@ -356,7 +356,7 @@ def _legends(scene: Scene, page: _Page) -> list[_Key]:
 
 
 def _wrapped(notes: Sequence[str]) -> list[list[str]]:
-    return [wrap(note, 150) for note in notes]
+    return [wrap(note, 156) for note in notes]
 
 
 def _write_words(figure: Figure, scene: Scene, total: float, foot: float) -> None:
