@@ -230,7 +230,9 @@ def _counts(
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     made = []
     for window in windows:
-        inside = (start < window.end) & ((end > window.start) | (start >= window.start))
+        # An empty event at the very end of the capture is one of its events.
+        begun = start <= window.end if window.end == end.max() else start < window.end
+        inside = begun & ((end > window.start) | (start >= window.start))
         made.append((np.count_nonzero(inside & is_kernel), np.count_nonzero(inside & is_collective)))
     both = np.array(made, dtype=np.int64)
     return both[:, 0], both[:, 1]

@@ -409,11 +409,13 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
             )
         made = tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers)
         return Windows(made, "capture", _no_steps(trace, attribution))
+    # Events without a launch were put into the windows, so they must not move them.
+    by_launch = np.where(attribution.launched, attribution.step, -1)
     made_all: list[Window] = []
     warnings: list[Warning] = []
     empty = 0
     for rank in trace.rank_numbers:
-        mine = _with_warm_up(_rank_windows(trace, rank, attribution.step))
+        mine = _with_warm_up(_rank_windows(trace, rank, by_launch))
         process = trace.process_of_rank[rank]
         named = attribution.ranges.filter(pl.col("process") == process)["step_index"].n_unique()
         empty += named - len(mine)

@@ -156,6 +156,7 @@ def match(
     job.by_communicator()
     job.point_to_point()
     job.by_order()
+    job.number()
     table = job.table()
     counted = Counter(dict(zip(*np.unique(kernels.reason, return_counts=True), strict=True)))
     counts = Counter({REASONS[int(code)]: int(count) for code, count in counted.items()})
@@ -499,6 +500,16 @@ class _Job:
         self._join(whole, np.tile(np.arange(first.size), len(by_rank)), len(by_rank), "order")
 
     # --- the answer -----------------------------------------------------------------------------------------------
+
+    def number(self) -> None:
+        """Number the collectives by their first arrival, so that no name of a communicator decides."""
+        kernels = self.kernels
+        known = np.flatnonzero(kernels.collective >= 0)
+        known = known[np.lexsort((kernels.event[known], kernels.start[known]))]
+        ids, first, inverse = np.unique(kernels.collective[known], return_index=True, return_inverse=True)
+        place = np.empty(ids.size, dtype=np.int64)
+        place[np.argsort(first)] = np.arange(ids.size)
+        kernels.collective[known] = place[inverse.ravel()]
 
     def table(self) -> pl.DataFrame:
         """``schema.COLLECTIVES`` of all kernels."""
