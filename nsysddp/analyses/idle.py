@@ -267,8 +267,14 @@ def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.D
         [_OTHER_RANK, _SYNC, _CALL, _HOST_GAP, _LATENCY],
         _NOTHING,
     )
-    inside = is_event & graph.queues.inside_graph[np.where(is_event, node, 0)] & ~pieces.ran
-    activity[inside] = _NOTHING
+    event = np.where(is_event, node, 0)
+    activity[is_event & graph.queues.inside_graph[event] & ~pieces.ran] = _NOTHING
+    # Latency is short: where it is not, the event was still being launched, or nothing says when it was.
+    long = (activity == _LATENCY) & (edge != Edge.LAUNCH) & (pieces.end - pieces.start > LATENCY_NS)
+    launching = long & graph.ambiguous[event]
+    activity[launching] = _CALL
+    line[launching] = graph.lines.launcher[node[launching]]
+    activity[long & (graph.lines.launcher[event] < 0)] = _NOTHING
     by_event = activity == _LATENCY
     cause = np.select(
         [
