@@ -656,6 +656,11 @@ BUCKET = _table(
         ),
         ("queued_behind", INT, "row of the trace's events that was ahead and held it; null if none"),
         (
+            "pending_ns",
+            INT,
+            "time, ready, launched and first in its queue, until it started: latency, or no room on the GPU",
+        ),
+        (
             "held_by",
             INT,
             "head-of-line: earlier bucket of which its launch waited for (same role); null if none",
