@@ -297,11 +297,11 @@ def run_of(
     job = overlap.group_by("step_index", maintain_order=True).agg(
         pl.col("window_ns").max(), pl.col("rank").n_unique().alias("ranks")
     )
-    complete = job.filter(pl.col("ranks") == ranks)
+    complete = job.filter((pl.col("ranks") == ranks) & pl.col("step_index").is_not_null())
     if complete.height:
         samples["step_ns", None] = complete["window_ns"].to_numpy().astype(np.float64)
     else:
-        unknown["step_ns", None] = "no step was captured on every rank"
+        unknown["step_ns", None] = "the trace shows no step of every rank"
     paths = _paths(tables)
     if paths:
         samples["critical_communication_ns", None] = np.array(
@@ -550,7 +550,8 @@ def compare(base: Sequence[Run], new: Sequence[Run], *, allow_unlike: bool = Fal
     }
     if not tables["comparison"].filter(pl.col("rank").is_null() & pl.col("difference").is_not_null()).height:
         raise UsageError(
-            "no step can be compared", do="capture steps on every rank; see nsysddp analyze of each run"
+            "no step can be compared: the trace shows none that every rank has",
+            do="mark steps with NVTX (nsysddp.annotate), or give --step-pattern; see nsysddp analyze of each run",
         )
     return Comparison(made.base, made.new, tables, _warnings(base, new, differing), ASSUMPTIONS, made.runs)
 

@@ -258,7 +258,9 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
             title=title, title_style="dim", title_justify="left",
         )  # fmt: skip
         kept = [
-            place for place, head in enumerate(heads) if wide or head not in ("", "would show") or place > 7
+            place
+            for place, head in enumerate(heads)
+            if wide or place == len(heads) - 1 or head not in ("", "would show")
         ]
         for place, head in ((place, heads[place]) for place in kept):
             left = place == 0 or head in ("verdict", "metric") or (place == len(heads) - 1 and not head)

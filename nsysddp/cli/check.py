@@ -1,0 +1,160 @@
+"""``nsysddp check``: do claims hold?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsysddp.cli.compare import WithMany, spread
+from nsysddp.cli.options import Request, selection_options
+from nsysddp.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsysddp.evidence.claims import Claim, Claims
+
+
+class WithBase(WithMany):
+    """A command whose ``--base`` takes every value up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat ``--base`` before each of its values, as click wants it."""
+        return click.Command.parse_args(self, ctx, spread("--base", args))
+
+
+def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from nsysddp.evidence.claims import metric_names
+
+    for name, meaning in metric_names():
+        click.echo(f"{name:<26}{meaning}")
+    context.exit()
+
+
+@click.command("check", cls=WithBase, short_help="Do claims about a run hold? For CI: exits 0, 1 or 6.")
+@selection_options
+@click.option("--claim", "texts", multiple=True, metavar="TEXT", help="A claim; repeatable.")
+@click.option(
+    "--claims",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='TOML: question = "...", and below [claims] lines of name = "claim".',
+)
+@click.option(
+    "--base",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="BASE...",
+    help="Runs that claims of a change compare with: every value up to the next option.",
+)
+@click.option(
+    "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
+@click.option(
+    "--annotations",
+    type=click.Choice(["github", "gitlab"]),
+    help="Print workflow commands (github) or a Code Quality report (gitlab) instead.",
+)
+@click.option(
+    "--metrics",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_list_metrics,
+    help="List the metrics.",
+)
+def command(
+    request: Request,
+    texts: tuple[str, ...],
+    file: Path | None,
+    base: tuple[Path, ...],
+    allow_unlike: bool,
+    form: str,
+    junit: Path | None,
+    annotations: str | None,
+) -> int:
+    """Do claims about a run hold? Exits 0 if all pass, 1 if one fails, 6 if none fails but one cannot be decided.
+
+    REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat.
+
+    \b
+    nsysddp check report.sqlite --claim "overlap on every rank: hidden_transfer_ns > 0"
+    nsysddp check report.sqlite --claim "exposed_communication_ns p95 <= 2ms"
+    nsysddp check out/new-* --base out/old-* --claim "step improves by >= 3% with 95% confidence"
+    """  # noqa: D301 (click's own mark)
+    from nsysddp.analyses.compare import compare
+    from nsysddp.cli.reading import reading_of
+    from nsysddp.evidence.claims import check
+    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
+    from nsysddp.render import claims as render
+    from nsysddp.render.text import console
+
+    if form == "json" and annotations:
+        raise UsageError("--format json and --annotations both want stdout", do="give one of them")
+    if junit is not None and not junit.resolve().parent.is_dir():
+        raise UsageError("its folder does not exist", file=junit, do="create it first")
+    claims = gather(texts, file)
+    reading = reading_of(request)
+    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    check_alike(base_sources, sources)
+    runs = load_all(sources, reading)
+    comparison = None
+    if base_sources:
+        others = load_all(base_sources, reading)
+        comparison = compare(
+            [one.run for one in others], [one.run for one in runs], allow_unlike=allow_unlike
+        )
+    answers = check(claims.claims, runs, comparison)
+    if junit is not None:
+        replace_text(junit, render.junit(answers))
+    if annotations == "github":
+        click.echo(render.github(answers), nl=False)
+    elif annotations == "gitlab":
+        click.echo(render.gitlab(answers), nl=False)
+    elif form == "json":
+        document = {
+            "schema_version": 1,
+            "question": claims.question,
+            "claims": [answer.as_dict() for answer in answers],
+        }
+        click.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        render.print_claims(answers, console())
+    outcomes = {answer.outcome for answer in answers}
+    return 1 if "fail" in outcomes else 6 if "undecidable" in outcomes else 0
+
+
+def gather(texts: Sequence[str], file: Path | None) -> Claims:
+    """The claims of the command line after those of the file.
+
+    Raises:
+        UsageError: there is none, or one cannot be understood.
+    """
+    from nsysddp.evidence.claims import Claims, parse, read_claims
+
+    read = read_claims(file) if file is not None else Claims(None, ())
+    made: tuple[Claim, ...] = (*read.claims, *(parse(text) for text in texts))
+    if not made:
+        raise UsageError("there is no claim to check", do="give --claim TEXT or --claims FILE")
+    return Claims(read.question, made)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write beside, then rename."""
+    import os
+
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot be written ({error.strerror})", file=path) from None
+    finally:
+        beside.unlink(missing_ok=True)
