@@ -17,6 +17,8 @@ the job does the same with the pieces of its critical path. All are exact: integ
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -266,7 +268,7 @@ def run_of(
     name: str,
     tables: Mapping[str, pl.DataFrame],
     *,
-    capture: Mapping[str, Any] | None = None,
+    facts: Mapping[str, str] | None = None,
     measured: Mapping[str, Sequence[float]] | None = None,
 ) -> Run:
     """What a comparison needs of one run.
@@ -275,7 +277,7 @@ def run_of(
         name: for messages.
         tables: ``overlap`` and ``rank``; ``phase``, ``contention_step``, ``idle_step`` and the tables of
             ``critical_path`` where there are.
-        capture: run.json of the capture.
+        facts: what the capture says of itself (``facts_of``); None without.
         measured: values of job metrics that the workload itself recorded, one a step.
 
     Raises:
@@ -316,8 +318,8 @@ def run_of(
         unknown=unknown,
         windows=_windows(overlap),
         paths=paths,
-        facts=_facts(tables["rank"], capture),
-        recorded=capture is not None,
+        facts={**_hardware(tables["rank"]), **(facts or {})},
+        recorded=facts is not None,
     )
 
 
@@ -416,13 +418,21 @@ def _paths(tables: Mapping[str, pl.DataFrame]) -> list[dict[str, int]]:
     return found
 
 
-def _facts(ranks: pl.DataFrame, capture: Mapping[str, Any] | None) -> dict[str, str]:
+def _hardware(ranks: pl.DataFrame) -> dict[str, str]:
     gpus = ranks["gpu_name"].drop_nulls().to_list()
     facts = {"ranks": str(ranks.height)}
     if len(gpus) == ranks.height:
         facts["GPU"] = ", ".join(f"{gpus.count(name)} x {name}" for name in sorted(set(gpus)))
-    if capture is None:
-        return facts
+    return facts
+
+
+def facts_of(capture: Mapping[str, Any]) -> dict[str, str]:
+    """What run.json of a capture says that has to be alike: configuration, program, nsys flags, versions.
+
+    Values of the program's own arguments are shown only where they are numbers: others can be paths or secrets, and are
+    told apart by the first digits of their hash.
+    """
+    facts: dict[str, str] = {}
     configuration = dict(capture.get("configuration") or {})
     spelled = {"warmup": "warm-up", "steps": "measured steps", "cuda_graph_trace": "CUDA graph trace"}
     for key, value in configuration.items():
@@ -437,7 +447,7 @@ def _facts(ranks: pl.DataFrame, capture: Mapping[str, Any] | None) -> dict[str, 
     flags, program, arguments = _command((capture.get("command") or {}).get("profile") or [])
     facts.update({"nsys flags": " ".join(flags), "program": program})
     if not workload.get("options"):
-        facts["arguments"] = " ".join(arguments)
+        facts.update(_arguments(arguments))
     for key, value in (capture.get("versions") or {}).items():
         facts[f"version of {key}"] = _text(value)
     for key, value in (capture.get("environment") or {}).items():
@@ -454,6 +464,35 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """Each option of a program with its values, numbers as they are and text as the first digits of its hash."""
+    found: dict[str, list[str]] = {}
+    option = "argument"
+    for word in words:
+        if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word, re.DOTALL):
+            name, equals, value = word.partition("=")
+            option = f"argument {name}"
+            found.setdefault(option, [])
+            if equals:
+                found[option].append(_shown(value))
+        else:
+            found.setdefault(option, []).append(_shown(word))
+    return {name: " ".join(values) or "given" for name, values in found.items()}
+
+
+def _shown(value: str) -> str:
+    if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", value, re.IGNORECASE):
+        return value
+    return f"text {hashlib.sha256(value.encode()).hexdigest()[:6]}"
+
+
+def _public_flag(flag: str) -> str:
+    """A flag of nsys; its value only where it is a plain setting."""
+    name, equals, value = flag.partition("=")
+    plain = re.fullmatch(r"[\w,.:-]*", value) and "env" not in name
+    return flag if plain else f"{name}{equals}..."
+
+
 _PLACES = ("--output", "--out", "--force-overwrite")
 
 
@@ -467,7 +506,7 @@ def _command(argv: Sequence[str]) -> tuple[list[str], str, list[str]]:
         if after[:1] == ["profile"]:
             after = after[1:]
         while after and after[0].startswith("-"):
-            flags.append(after.pop(0))
+            flags.append(_public_flag(after.pop(0)))
         rest = after
     script = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
     if script is None:

@@ -133,7 +133,7 @@ def runs_of(
     Raises:
         UsageError: a stored run is asked for with options that it cannot follow, or a report is given twice.
     """
-    from nsysddp.evidence.sources import Reading, check_alike, load_one, repeats
+    from nsysddp.evidence.sources import Reading, check_alike, load_one, read_capture, repeats
 
     sides: list[list[Run]] = []
     files = [[path for path in side if not _STORED.fullmatch(str(path))] for side in (base, new)]
@@ -156,18 +156,19 @@ def runs_of(
                 from nsysddp.render import document
                 from nsysddp.store.database import save as keep
 
-                kept = keep(document.as_dict(loaded.result), url=db, run=loaded.capture)
+                capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
+                kept = keep(document.as_dict(loaded.result), url=db, run=capture)
                 click.echo(f"saved {source.name} as run {kept}", err=True)
         sides.append(made)
     return sides[0], sides[1]
 
 
 def _stored_run(run_id: int, db: str | None) -> Run:
-    from nsysddp.analyses.compare import run_of
+    from nsysddp.analyses.compare import facts_of, run_of
     from nsysddp.schema import TABLES
     from nsysddp.store.database import load_document, load_run
 
     document: dict[str, Any] = load_document(run_id, url=db)
     capture = load_run(run_id, url=db).capture
     tables = {name: TABLES[name].frame(rows) for name, rows in document["tables"].items() if name in TABLES}
-    return run_of(f"run:{run_id}", tables, capture=capture)
+    return run_of(f"run:{run_id}", tables, facts=None if capture is None else facts_of(capture))

@@ -6,8 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,29 +87,57 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class File:
+    """One file that a run was read from: base name, size, SHA-256."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> File:
+        """What the file is."""
+        return cls(path.name, path.stat().st_size, sha256_of(path))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a capture recorded beside its reports, fit to be shown to others.
+
+    Attributes:
+        facts: what has to be alike between runs; None without run.json.
+        settings: how it was captured, from run.json; None without.
+        measured: job metrics that the workload itself measured, one value a step.
+    """
+
+    facts: Mapping[str, str] | None
+    settings: Mapping[str, Any] | None
+    measured: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
 class Loaded:
     """One run, read and analysed.
 
     Attributes:
         source: its files.
+        files: what they are; of a redacted export, what the report was that it stands for.
         result: the tables, findings, assumptions and warnings of ``analyze``.
         more: the critical path, contention and idle causes, as far as the trace tells them.
+        path: the critical path; None where the selection cuts time.
         context: what the analyses shared.
-        capture: run.json; None without.
+        recorded: what the capture recorded.
         run: what a comparison needs.
     """
 
     source: Source
+    files: tuple[File, ...]
     result: Result
     more: Mapping[str, pl.DataFrame]
+    path: Result | None
     context: Context
-    capture: Mapping[str, Any] | None
+    recorded: Recorded
     run: Run
-
-    @cached_property
-    def hashes(self) -> dict[str, tuple[int, str]]:
-        """Size and SHA-256 of each file, by base name."""
-        return {path.name: (path.stat().st_size, sha256_of(path)) for path in self.source.files}
 
 
 def sha256_of(path: Path) -> str:
@@ -215,8 +242,20 @@ def load_all(sources: Iterable[Source], reading: Reading) -> list[Loaded]:
     return [load_one(source, reading) for source in sources]
 
 
-def load_one(source: Source, reading: Reading) -> Loaded:
+def load_one(
+    source: Source,
+    reading: Reading,
+    *,
+    stands_for: Sequence[File] = (),
+    recorded: Recorded | None = None,
+) -> Loaded:
     """Read and analyse one run, with everything that its reports can tell.
+
+    Args:
+        source: its files.
+        reading: how to read them.
+        stands_for: reports are redacted copies of these files, in order, and go by their names and hashes.
+        recorded: what the capture recorded, where its files are not there.
 
     Raises:
         UsageError, ReportError, CaptureError: as of reading and analysing.
@@ -241,38 +280,71 @@ def load_one(source: Source, reading: Reading) -> Loaded:
             host_calls=True,
             shapes=True,
         )
+    if stands_for:
+        names = {path.name: file.name for path, file in zip(source.reports, stands_for, strict=False)}
+        hashes = {file.name: file.sha256 for file in stands_for}
+        inputs = tuple(
+            replace(one, name=names[one.name], sha256=hashes[names[one.name]]) for one in trace.inputs
+        )
+        ranks = trace.ranks.with_columns(trace.ranks["report"].replace(names))
+        trace = replace(trace, inputs=inputs, ranks=ranks)
     result = analyze(trace, reading.selection)
     context = context_of(trace, reading.selection)
-    more = _more(context, result)
-    capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
+    path, more = _more(context, result)
+    kept = _recorded(source) if recorded is None else recorded
     return Loaded(
         source=source,
+        files=tuple(stands_for) or tuple(File.of(path) for path in source.files),
         result=result,
         more=more,
+        path=path,
         context=context,
-        capture=capture,
-        run=run_of(source.name, {**result.tables, **more}, capture=capture, measured=_measured(source)),
+        recorded=kept,
+        run=run_of(source.name, {**result.tables, **more}, facts=kept.facts, measured=kept.measured),
     )
 
 
-def _more(context: Context, result: Result) -> dict[str, pl.DataFrame]:
-    """The tables of the further analyses that a comparison uses."""
+def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl.DataFrame]]:
+    """The critical path, and the tables of the further analyses that a comparison uses."""
     from nsysddp.analyses.contention import contention
     from nsysddp.analyses.critical_path import critical_path
+    from nsysddp.analyses.graph import build
+    from nsysddp.analyses.idle import idle
 
-    tables = {"contention_step": contention(context)["contention_step"]}
-    whole = not result["overlap"]["step_index"].drop_nulls().len()
+    graph = build(context.trace)
+    tables = {
+        "contention_step": contention(context)["contention_step"],
+        "idle_step": idle(context, graph=graph)["idle_step"],
+    }
     selection = context.selection
-    if selection.from_ns is None and selection.to_ns is None:
-        paths = critical_path(
-            context.trace,
-            "capture" if whole else "step",
-            first_step=0 if whole else max(selection.first_step or 0, selection.skip_warmup),
-            last_step=None if whole else selection.last_step,
-            attribution=context.attribution,
-        )
-        tables |= {name: paths[name] for name in ("critical_path_step", "critical_path_kind")}
-    return tables
+    if selection.from_ns is not None or selection.to_ns is not None:
+        # Its windows are its own, and a cut in time would not be theirs.
+        return None, tables
+    whole = not result["overlap"]["step_index"].drop_nulls().len()
+    path = critical_path(
+        context.trace,
+        "capture" if whole else "step",
+        first_step=0 if whole else max(selection.first_step or 0, selection.skip_warmup),
+        last_step=None if whole else selection.last_step,
+        graph=graph,
+        attribution=context.attribution,
+    )
+    return path, tables | {name: path[name] for name in ("critical_path_step", "critical_path_kind")}
+
+
+_SETTINGS = ("name", "repeat", "configuration", "workload", "versions", "gpus", "environment", "git")
+"""Keys of run.json that go into evidence; its command line can hold what is nobody else's business."""
+
+
+def _recorded(source: Source) -> Recorded:
+    from nsysddp.analyses.compare import facts_of
+
+    measured = _measured(source)
+    capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
+    if capture is None:
+        return Recorded(None, None, measured)
+    settings = {key: capture[key] for key in _SETTINGS if capture.get(key) is not None}
+    return Recorded(facts_of(capture), settings, measured)
 
 
 def _measured(source: Source) -> dict[str, list[float]]:
