@@ -1,8 +1,8 @@
-"""One page that answers for a run: verdict, findings, each rank, a timeline to walk in, tables, and where it comes from.
+"""What did a run do with its time? One page: verdict, findings, ranks, a timeline to walk in, tables, provenance.
 
-The page is one file. It asks no network for anything, and a Content-Security-Policy that names the hashes of its own two
-programs and of its style lets nothing else run. Texts of a trace are data: escaped where they are markup, and set as text
-by the program. The same input gives the same bytes.
+The page is one file. It asks no network for anything, and a Content-Security-Policy that names the hashes of its own
+two programs and of its style lets nothing else run. Texts of a trace are data: escaped where they are markup, and set
+as text by the program. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import polars as pl
 
 import nsysddp
+from nsysddp.analyses.critical_path import KINDS
 from nsysddp.names import visible
 from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
@@ -57,8 +58,8 @@ _LONG: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
         "collective",
         "Collectives",
         ("rank", "step", "phase", "kind", "bytes", "start_ns", "wait_ns", "transfer_ns", "hidden_ns", "exposed_ns",
-         "busbw_gbps", "last_rank", "stream", "sequence", "match", "kernel"),
-        ("end_ns", "collective_id"),
+         "busbw_gbps", "last_rank", "stream", "match", "kernel"),
+        ("end_ns", "collective_id", "sequence"),
         ("rank", "step", "kind", "stream"),
     ),
     (
@@ -81,12 +82,20 @@ _LONG: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     (
         "kernel_class",
         "Kernels, and as what they count",
-        ("rank", "class", "count", "total_ns", "median_ns", "hidden_ns", "rule", "name"),
-        (),
-        ("rank", "class", "rule"),
+        ("rank", "class", "name", "count", "total_ns", "median_ns", "hidden_ns"),
+        ("rule",),
+        ("rank", "class"),
     ),
 )  # fmt: skip
 """Tables that sort and filter: name, title, columns shown, columns held for the timeline, columns with a choice."""
+
+_NOUNS = {
+    "collective": "collectives",
+    "overlap": "steps",
+    "straggler": "last arrivals",
+    "kernel_class": "kernels",
+}
+"""What the rows of a long table are called in links and in the page's contents."""
 
 _JUMPS = frozenset({"collective", "overlap"})
 
@@ -101,7 +110,7 @@ _PLACE_BY = {
 }
 """Findings about communication are shown at the collective that has most of this."""
 
-_WORDS = {"ns": "", "gbps": "GB/s"}
+_NOTHING = {"id": "finding-0", "code": "none", "message": "Nothing was found.", "place": None, "rows": ()}
 
 
 class Part(Protocol):
@@ -172,7 +181,7 @@ def html_report(
         title=_title(result),
         scope=_scope(result, context),
         style=_trusted(style),
-        verdict=findings[0] if findings else {"message": "Nothing was found that needs a word.", "rows": ()},
+        verdict=findings[0] if findings else _NOTHING,
         findings=findings,
         spread=per_rank.spread(result),
         contents=contents,
@@ -186,7 +195,7 @@ def html_report(
         long_tables=long,
         parts=shown,
         provenance=_provenance(result, context, provenance or {}),
-        licence=_vendored("LICENSE.uPlot").strip(),
+        licence=_vendored("LICENSE.uPlot").strip().splitlines(),
         data=[(f"table-{one['name']}", _json(one["data"])) for one in long if one["rows"]]
         + [("timeline-data", _json(timeline)), ("timeline-looks", _json(_looks()))],
         columns=columns,
@@ -287,7 +296,13 @@ def _look_style() -> str:
 
 
 def _legend(timeline: dict[str, Any], has_path: bool) -> list[tuple[str, str]]:
-    used = {part["look"] for rank in timeline["ranks"] for lane in rank["lanes"] for part in lane["parts"]}
+    used = {
+        part["look"]
+        for rank in timeline["ranks"]
+        for lane in rank["lanes"]
+        for part in lane["parts"]
+        if part["set"]["gap"][1]
+    }
     keys = [key for key in LOOKS if key in used] + (["host", "inferred"] if has_path else [])
     return [(key, _looks()[key]["label"]) for key in keys]
 
@@ -355,19 +370,19 @@ def _bars_caption(result: Result) -> str:
 
 def _timeline_notes(timeline: dict[str, Any]) -> list[str]:
     notes = [
-        f"{timeline['events']:,} GPU events, each with its name. Where boxes would be narrower than a pixel, a column's "
-        "height is the share of its time that is covered."
+        f"{timeline['events']:,} GPU events, each with its name. Where boxes would be narrower than a pixel, "
+        "a column's height is the share of its time that is covered."
     ]
     if timeline["left_out"]:
         notes = [
-            f"{timeline['events']:,} GPU events of {duration(timeline['brief_ns'])} and longer, and all communication where "
-            f"that fits, have a box of their own. {timeline['left_out']:,} shorter ones have none: their time is in the "
-            "columns. Choose fewer steps (--steps) to see them."
+            f"{timeline['events']:,} GPU events of {duration(timeline['brief_ns'])} and longer, and all communication "
+            f"where that fits, have a box of their own. {timeline['left_out']:,} shorter ones have none: their time is "
+            "in the columns. Choose fewer steps (--steps) to see them."
         ]
     if timeline["resolution_ns"]:
         notes.append(
-            f"Sets of very many pieces are held merged where less than {duration(timeline['resolution_ns'])} apart; how much "
-            "of each piece is covered is exact."
+            f"Sets of very many pieces are held merged where less than {duration(timeline['resolution_ns'])} apart; "
+            "how much of each piece is covered is exact."
         )
     if timeline["ranks_left_out"]:
         notes.append(f"{timeline['ranks_left_out']:,} ranks are not drawn: the others are evenly spread.")
@@ -392,10 +407,10 @@ def _rank_table(result: Result, labels: list[str], figures: list[per_rank.Figure
             {
                 "id": f"rank-{one.rank}",
                 "tag": tags.get(one.rank),
-                "cells": [str(one.rank), where, *one.cells],
+                "cells": [str(one.rank), *one.cells, where],
             }
         )
-    heads = [_head("rank"), _head("where")] + [{**_head(label), "number": True} for label in labels]
+    heads = [_head("rank"), *(_head(label, number=True) for label in labels), _head("where")]
     return {
         "caption": f"{per_rank.caption(result)}; overlap is hidden / all communication of the rank; ? is unknown, "
         "n/a not applicable",
@@ -424,12 +439,13 @@ def _kind(name: str, dtype: pl.DataType) -> str:
 
 
 def _label(name: str) -> str:
+    name = name.replace("tail_communication", "tail").replace("is_warmup", "warm-up")
     stem, _, unit = name.rpartition("_")
     if unit == "ns":
         return f"{stem.replace('_', ' ')} (ms)"
     if unit == "gbps":
         return f"{stem} (GB/s)"
-    return {"is_warmup": "warm-up", "bytes": "payload"}.get(name, name.replace("_", " "))
+    return {"bytes": "payload"}.get(name, name.replace("_", " "))
 
 
 def _long_table(
@@ -486,9 +502,7 @@ def _long_table(
         "name": name,
         "anchor": f"table-of-{name.replace('_', '-')}",
         "title": title,
-        "short": {"collective": "Collectives", "overlap": "Steps", "straggler": "Stragglers"}.get(
-            name, "Kernels"
-        ),
+        "short": _NOUNS[name].capitalize(),
         "note": note,
         "rows": frame.height,
         "kept": frame["row"],
@@ -519,9 +533,8 @@ def _cell(name: str, value: Any) -> str:
     )
 
 
-def _short_table(caption: str, frame: pl.DataFrame, columns: Sequence[str] | None = None) -> dict[str, Any]:
-    names = [name for name in (columns or frame.columns) if name in frame.columns]
-    names = [name for name in names if frame[name].null_count() < frame.height] or names[:1]
+def _short_table(caption: str, frame: pl.DataFrame, most: int = MOST_SHOWN) -> dict[str, Any]:
+    names = [name for name in frame.columns if frame[name].null_count() < frame.height] or frame.columns[:1]
     heads = [
         _head(_label(name), number=frame[name].dtype.is_numeric(), name=name in ("name", "kernel"))
         for name in names
@@ -532,7 +545,7 @@ def _short_table(caption: str, frame: pl.DataFrame, columns: Sequence[str] | Non
             "id": None,
             "tag": None,
         }
-        for row in frame.head(MOST_SHOWN).select(names).iter_rows()
+        for row in frame.head(most).select(names).iter_rows()
     ]
     more = frame.height - len(rows)
     return {
@@ -580,7 +593,7 @@ class _Places:
             keys = {key: value for key, value in row.items() if key in known[table][2] and value is not None}
             where = " ".join(str(value) for key, value in keys.items() if key in ("step",))
             who = "" if rank is None else f" of rank {rank}"
-            label = f"{known[table][1].lower()}{who}{f', {where}' if where else ''}"
+            label = f"{_NOUNS[str(table)]}{who}{f', {where}' if where else ''}"
             chosen = json.dumps({**keys, "table": table}, separators=(",", ":"))
             return {"anchor": f"table-of-{str(table).replace('_', '-')}", "label": label, "filter": chosen}
         return None
@@ -641,16 +654,14 @@ def _path_part(part: Part | None, places: _Places) -> dict[str, Any] | None:
         .agg(pl.col("duration_ns").sum(), pl.col("pieces").sum())
         .sort("duration_ns", *by, descending=[True] + [False] * len(by), nulls_last=True)
     )
-    ordered = [name for name in ("compute", "spin", "memory", "graph", "transfer", "unmatched_communication", "wait",
-                                 "host", "sync", "host_gap", "gap", "queued", "unknown")]  # fmt: skip
     wide = kinds.with_columns(pl.col("kind").cast(pl.String)).pivot(
         "kind", index=["step", "path_rank"], values="duration_ns", aggregate_function="sum"
     )
-    found = [name for name in ordered if name in wide.columns]
+    found = [kind for kind in KINDS if kind in wide.columns]
     paths = wide.select("step", "path_rank", *(pl.col(name).alias(f"{name}_ns") for name in found))
     made["tables"] = [
         _short_table("Each path by kinds of pieces, which add up to it", paths),
-        _short_table("What the paths consist of, the largest first", largest),
+        _short_table("What the paths consist of, the largest first", largest, 15),
         *(
             _short_table("Communication: on the critical path, exposed and in the tail", part.tables[name])
             for name in ("critical_path_communication",)

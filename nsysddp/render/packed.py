@@ -36,8 +36,17 @@ if TYPE_CHECKING:
 MOST_EVENTS = 1_050_000
 """Events that a page holds at most; each takes six to eight bytes of text."""
 
-MOST_PIECES = 400_000
-"""Pieces of all sets of a page at most, unless that would merge nothing further."""
+MOST_PIECES = 450_000
+"""Pieces of all sets of a page at most, if merging can achieve that."""
+
+MOST_PATH_PIECES = 200_000
+"""Pieces of the critical path of a page at most: the longest ones."""
+
+MOST_BYTES = 9_600_000
+"""Bytes of all columns at most; in base64 they are a third more."""
+
+_TELLING = frozenset({"communication", "exposed"})
+"""Lanes that a reader zooms into for their edges: two thirds of the pieces are theirs."""
 
 _WIDTH_IN = 10.0
 
@@ -47,16 +56,16 @@ class Columns:
     """Columns of numbers, one after the other; times are kept relative to ``origin_ns``."""
 
     origin_ns: int
+    size: int = 0
     _parts: list[bytes] = field(default_factory=list)
-    _size: int = 0
 
     def add(self, values: ArrayLike) -> list[int]:
         """Append a column; returns where it begins and how many numbers it holds."""
         numbers = np.asarray(values, dtype=np.int64)
         part = varints(numbers)
-        place = [self._size, int(numbers.size)]
+        place = [self.size, int(numbers.size)]
         self._parts.append(part)
-        self._size += len(part)
+        self.size += len(part)
         return place
 
     def add_ascending(self, times_ns: ArrayLike) -> list[int]:
@@ -165,6 +174,7 @@ def timeline_of(
     *,
     most_events: int = MOST_EVENTS,
     most_pieces: int = MOST_PIECES,
+    most_bytes: int = MOST_BYTES,
 ) -> tuple[dict[str, Any], str]:
     """Everything that the page's timeline shows.
 
@@ -172,22 +182,42 @@ def timeline_of(
         context: what the analyses share; its windows decide which part of time is shown.
         path: the table ``critical_path``, if it is known.
         most_events: events kept at most.
-        most_pieces: pieces of all interval sets at most, and of the critical path.
+        most_pieces: pieces of all interval sets at most.
+        most_bytes: bytes of all columns at most; fewer events are kept until that holds.
 
     Returns:
         The document, ready for JSON, in which a column is ``[offset, count]`` and times are relative to ``origin_ns``;
         and the columns' bytes in base64.
     """
     rows = _rows(context)
-    ranks = [row.rank for row in rows]
-    start, end = _extent(context, ranks)
-    events = _events(context, ranks, start, end)
+    while True:
+        document, columns = _packed(context, rows, path, most_events, most_pieces)
+        if columns.size <= most_bytes or not document["events"]:
+            return document, columns.text()
+        most_events = int(min(most_events, document["events"]) * min(0.9, most_bytes / columns.size))
+
+
+def _packed(
+    context: Context, rows: Sequence[Row], path: pl.DataFrame | None, most_events: int, most_pieces: int
+) -> tuple[dict[str, Any], Columns]:
+    start, end = _extent(context, [row.rank for row in rows])
+    events = _events(context, [row.rank for row in rows], start, end)
     kept, brief_ns, names = _kept(context, events, most_events)
     shown = events.filter(kept)
-    origin = int(np.min(shown["start_ns"].to_numpy(), initial=start))
-    sets = [part.clip(start, end) for row in rows for lane in row.lanes for _, part in lane.parts]
-    exact, apart_ns = resolution(sets, most_pieces)
-    columns = Columns(origin)
+    columns = Columns(int(np.min(shown["start_ns"].to_numpy(), initial=start)))
+    merge = {
+        telling: resolution(
+            [
+                part.clip(start, end)
+                for row in rows
+                for lane in row.lanes
+                if (lane.name in _TELLING) == telling
+                for _, part in lane.parts
+            ],
+            share,
+        )
+        for telling, share in ((True, 2 * most_pieces // 3), (False, most_pieces // 3))
+    }
     stepwise = windows(context.trace, context.attribution, Selection(per="step"))
     steps = stepwise.windows if stepwise.per == "step" else ()
     described = []
@@ -195,6 +225,7 @@ def timeline_of(
         mine = shown.filter(pl.col("rank") == row.rank)
         lanes = []
         for lane in row.lanes:
+            exact, apart_ns = merge[lane.name in _TELLING]
             parts = [
                 {
                     "look": look.key,
@@ -224,9 +255,9 @@ def timeline_of(
             }
         )
     document = {
-        "origin_ns": origin,
-        "view": [start - origin, end - origin],
-        "resolution_ns": apart_ns,
+        "origin_ns": columns.origin_ns,
+        "view": [start - columns.origin_ns, end - columns.origin_ns],
+        "resolution_ns": max(apart_ns for _, apart_ns in merge.values()),
         "brief_ns": brief_ns,
         "events": shown.height,
         "left_out": events.height - shown.height,
@@ -237,9 +268,9 @@ def timeline_of(
             for index, name in context.attribution.steps.select("step_index", "name").iter_rows()
         },
         "ranks": described,
-        "path": None if path is None else _path(columns, path, start, end, most_pieces),
+        "path": None if path is None else _path(columns, path, start, end),
     }
-    return document, columns.text()
+    return document, columns
 
 
 def _rows(context: Context) -> list[Row]:
@@ -283,7 +314,7 @@ def _kept(context: Context, events: pl.DataFrame, most: int) -> tuple[pl.Series,
 
     Communication is kept whatever its length, unless it alone is more than half of what a page holds.
     """
-    length = (events["end_ns"] - events["start_ns"]).to_numpy()
+    length = _length(events)
     communication = (events["class"] == "communication").to_numpy()
     if np.count_nonzero(communication) > most // 2:
         communication = np.zeros_like(communication)
@@ -335,8 +366,8 @@ def _windows(columns: Columns, some: Sequence[Window], start: int, end: int) -> 
     }
 
 
-def _path(columns: Columns, path: pl.DataFrame, start: int, end: int, most: int) -> dict[str, Any]:
-    """The pieces of the critical path; paths of tied ranks are drawn below each other."""
+def _path(columns: Columns, path: pl.DataFrame, start: int, end: int) -> dict[str, Any]:
+    """The pieces of the critical path; paths of tied ranks are drawn below each other, in rows."""
     ties = (
         path.select("step_index", "path_rank")
         .unique()
@@ -344,30 +375,44 @@ def _path(columns: Columns, path: pl.DataFrame, start: int, end: int, most: int)
         .with_columns(subrow=pl.int_range(pl.len()).over("step_index"))
     )
     pieces = (
-        path.with_columns(pl.col("start_ns").clip(start, end), pl.col("end_ns").clip(start, end))
+        path.with_columns(
+            pl.col("start_ns").clip(start, end),
+            pl.col("end_ns").clip(start, end),
+            pl.col("kind").cast(pl.String),
+            pl.col("name").fill_null(""),
+            pl.col("rank").fill_null(-1) + 1,
+        )
         .filter(pl.col("end_ns") > pl.col("start_ns"))
         .join(ties, on=["step_index", "path_rank"], how="left", nulls_equal=True)
-        .sort("start_ns", "end_ns", "subrow")
+        .sort("subrow", "start_ns", "end_ns")
     )
-    length = (pieces["end_ns"] - pieces["start_ns"]).to_numpy()
-    least = brief(length, np.zeros(length.size, dtype=bool), most)
+    length = _length(pieces)
+    least = brief(length, np.zeros(length.size, dtype=bool), MOST_PATH_PIECES)
     shown = pieces.filter(pl.Series(length >= least, dtype=pl.Boolean))
-    names = (
-        shown["name"].fill_null("").value_counts(name="uses").sort("uses", "name", descending=[True, False])
-    )
-    placed = shown.with_columns(pl.col("name").fill_null("")).join(
-        names.with_row_index("place"), on="name", how="left", maintain_order="left"
-    )
-    kinds = placed["kind"].cast(pl.String).unique().sort().to_list()
+    names = shown["name"].value_counts(name="uses").sort("uses", "name", descending=[True, False])
+    kinds = shown["kind"].unique().sort().to_list()
+    described = []
+    for _, part in shown.group_by("subrow", maintain_order=True):
+        row = part.join(names.with_row_index("place"), on="name", how="left", maintain_order="left")
+        kind = row["kind"].replace_strict(
+            {kind: place for place, kind in enumerate(kinds)}, return_dtype=pl.Int64
+        )
+        described.append(
+            {
+                **columns.add_set(Pieces(row["start_ns"].to_numpy(), row["end_ns"].to_numpy(), _length(row))),
+                # One number for both: most are below 128, and so one byte.
+                "what": columns.add(kind + len(kinds) * row["rank"]),
+                "name": columns.add(row["place"]),
+            }
+        )
     return {
         "kinds": kinds,
         "names": [visible(name) for name in names["name"]],
         "left_out": pieces.height - shown.height,
-        "subrows": 1 + max(placed["subrow"].to_list(), default=0),
-        "start": columns.add_ascending(placed["start_ns"]),
-        "length": columns.add(placed["end_ns"] - placed["start_ns"]),
-        "kind": columns.add([kinds.index(kind) for kind in placed["kind"].to_list()]),
-        "rank": columns.add(placed["rank"].fill_null(-1) + 1),
-        "name": columns.add(placed["place"]),
-        "subrow": columns.add(placed["subrow"]),
+        "rows": described,
     }
+
+
+def _length(frame: pl.DataFrame) -> Ints:
+    length: Ints = (frame["end_ns"] - frame["start_ns"]).to_numpy()
+    return length

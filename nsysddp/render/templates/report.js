@@ -233,7 +233,10 @@
         }
         for (const column of this.shown) {
           const value = column.values[index];
-          line.append(make("td", value === null ? "" : shown[column.kind](value), { class: column.kind === "text" ? (column.wide ? "name" : "") : "number" }));
+          const text = value === null ? "" : shown[column.kind](value);
+          const cell = make("td", column.wide ? null : text, { class: column.wide ? "name" : column.kind === "text" ? "" : "number" });
+          if (column.wide) cell.append(make("div", text, { title: text }));
+          line.append(cell);
         }
         return line;
       });
@@ -375,7 +378,7 @@
   }
 
   const LEFT = 132;
-  const HEIGHTS = { compute: 20, spin: 13, communication: 20, exposed: 10, memory: 11, graph: 17, idle: 10, host: 11, path: 18 };
+  const HEIGHTS = { compute: 20, spin: 13, communication: 20, exposed: 12, memory: 11, graph: 17, idle: 11, host: 13, path: 20 };
   const BRIEF = new Set(["compute", "communication", "exposed", "graph"]);
   const MOST_SUBROWS = 4;
   const MOST_BOXES = 20000;
@@ -412,18 +415,32 @@
       repaints.push(() => { this.paints(); this.plot.redraw(false); });
     }
 
+    /** The pieces of all rows of the path, in order of start. */
     unpackPath(packed) {
       const { columns } = this;
-      return {
-        ...packed,
-        start: columns.ascending(packed.start),
-        length: columns.numbers(packed.length),
-        kind: columns.numbers(packed.kind),
-        rank: columns.numbers(packed.rank),
-        name: columns.numbers(packed.name),
-        subrow: columns.numbers(packed.subrow),
-        names: packed.names,
-      };
+      const pieces = [];
+      packed.rows.forEach((row, subrow) => {
+        const gap = columns.numbers(row.gap);
+        const length = columns.numbers(row.length);
+        const what = columns.numbers(row.what);
+        const name = columns.numbers(row.name);
+        let at = 0;
+        for (let place = 0; place < gap.length; place += 1) {
+          const start = at + gap[place];
+          at = start + length[place];
+          pieces.push({ start, end: at, length: length[place], kind: packed.kinds[what[place] % packed.kinds.length], rank: Math.floor(what[place] / packed.kinds.length) - 1, name: packed.names[name[place]], subrow });
+        }
+      });
+      pieces.sort((a, b) => a.start - b.start || a.subrow - b.subrow);
+      const reach = new Float64Array(pieces.length);
+      pieces.forEach((piece, place) => { reach[place] = Math.max(place ? reach[place - 1] : 0, piece.end); });
+      return { pieces, reach, start: Float64Array.from(pieces, (piece) => piece.start), rows: Math.min(packed.rows.length, 3), partial: packed.left_out > 0 };
+    }
+
+    /** Pieces of the path that touch ``[from, to]``. */
+    pathBetween(from, to) {
+      const { pieces, reach, start } = this.path;
+      return pieces.slice(after(reach, from), after(start, to)).filter((piece) => piece.end > from);
     }
 
     /** Rows of the collective table by rank and start, so that a box finds its numbers. */
@@ -453,11 +470,11 @@
       let top = 4;
       const add = (lane, height) => {
         lanes.push({ ...lane, top, height });
-        top += height + 2;
+        top += height + 3;
       };
       const headers = [];
       if (this.path) {
-        const height = HEIGHTS.path * Math.min(this.path.subrows, 3);
+        const height = HEIGHTS.path + 13 * (this.path.rows - 1);
         add({ kind: "path", label: "critical path" }, height);
         top += 8;
       }
@@ -519,6 +536,13 @@
         ticks: { stroke: () => this.paint.rule, width: 1, size: 5 },
         space: 84,
         incrs: this.increments(),
+        // Round on the run's own clock, not from where the page's times begin.
+        splits: (_plot, _axis, low, high, increment) => {
+          const made = [];
+          const { origin_ns: origin } = this.packed;
+          for (let at = Math.ceil((low + origin) / increment) * increment; at <= high + origin; at += increment) made.push(at - origin);
+          return made;
+        },
         values: (_plot, splits, _axis, _space, increment) => splits.map((value) => this.clock(value, increment)),
       });
       const options = {
@@ -532,6 +556,7 @@
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
         hooks: {
           drawClear: [() => this.draw()],
+          setScale: [(plot, key) => key === "x" && this.plot === plot && this.tell()],
           setSelect: [(plot) => this.selected(plot)],
           setCursor: [(plot) => this.hover(plot)],
         },
@@ -545,7 +570,7 @@
       this.plot.over.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
       this.plot.over.addEventListener("mousedown", (event) => this.drag(event), true);
       this.plot.over.addEventListener("mouseleave", () => { this.tip.hidden = true; });
-      this.tell();
+      queueMicrotask(() => this.tell());
     }
 
     increments() {
@@ -560,6 +585,7 @@
     }
 
     resize() {
+      if (this.printing) return;
       const width = Math.max(360, this.canvasHost.clientWidth);
       if (this.plot && Math.abs(width - this.plot.width) > 1) this.plot.setSize({ width, height: this.plot.height });
     }
@@ -627,7 +653,7 @@
       return count < 3 ? "" : `${text.slice(0, count - 1)}…`;
     }
 
-    drawColumns(view, lane, parts) {
+    drawColumns(view, lane, parts, least = 0.12) {
       const { context, left, top, width, min, max } = view;
       const count = Math.ceil(width);
       const base = top + lane.top + lane.height;
@@ -643,7 +669,7 @@
           const first = column;
           const tops = [];
           while (column < count && shares[column] > 1e-7) {
-            const height = Math.max(shares[column] * lane.height, 0.12 * lane.height);
+            const height = Math.max(shares[column] * lane.height, least * lane.height);
             tops.push(Math.min(lane.height, below[column] + height));
             column += 1;
           }
@@ -735,12 +761,12 @@
             if (middle > from) {
               context.fillStyle = this.fill("wait");
               context.fillRect(from, top + at, middle - from, height);
+              if (middle - from > 1) look = "wait";
             }
             if (wait - 1 < boxes.length[place]) {
               context.fillStyle = this.fill("transfer");
               context.fillRect(middle, top + at, Math.max(from + wide - middle, 1), height);
             }
-            if (middle - from > (from + wide - middle)) look = "wait";
           }
         }
         if (!boxes.wait || look === "unsplit") {
@@ -786,35 +812,51 @@
       return { unmatched_communication: "unsplit" }[kind] ?? (this.looks[kind] ? kind : kind === "host" || kind === "sync" ? "host" : "inferred");
     }
 
+    /** Pieces tile the path: those narrower than three pixels are drawn as shares of their columns, the others as boxes. */
     drawPath(view, lane) {
-      const { context, top, min, max, width, x, left } = view;
-      const { path } = this;
-      const rows = Math.min(path.subrows, 3);
+      const { context, top, min, max, width, x, left, scale } = view;
+      const { rows, partial } = this.path;
       const height = lane.height / rows;
-      const pixel = (max - min) / width;
-      const free = new Float64Array(rows);
+      const tall = height - (rows > 1 ? 1 : 0);
+      const count = Math.ceil(width);
+      const shares = new Map();
+      const wide = [];
+      for (const piece of this.pathBetween(min, max)) {
+        if (piece.length * scale > 3) { wide.push(piece); continue; }
+        const key = `${Math.min(piece.subrow, rows - 1)}:${this.pathLook(piece.kind)}`;
+        if (!shares.has(key)) shares.set(key, new Float32Array(count));
+        const share = shares.get(key);
+        const from = Math.max(0, (piece.start - min) * scale);
+        const to = Math.min(count, (piece.end - min) * scale);
+        for (let column = Math.floor(from); column < to; column += 1) share[column] += Math.min(to, column + 1) - Math.max(from, column);
+      }
+      if (partial) {
+        context.fillStyle = this.paint.rule;
+        context.fillRect(left, top + lane.top, width, tall);
+      }
+      for (let row = 0; row < rows; row += 1) {
+        const looks = Object.keys(this.looks).filter((look) => shares.has(`${row}:${look}`));
+        this.drawColumns(view, { top: lane.top + row * height, height: tall }, looks.map((look) => ({ look, shares: shares.get(`${row}:${look}`) })), 0);
+      }
       context.font = "10px system-ui, sans-serif";
       context.textBaseline = "middle";
       context.textAlign = "left";
-      const until = after(path.start, max);
-      for (let place = 0; place < until; place += 1) {
-        const end = path.start[place] + path.length[place];
-        if (end < min) continue;
-        const row = Math.min(path.subrow[place], rows - 1);
-        const from = Math.max(x(path.start[place]), left - 2);
-        const to = Math.min(x(end), left + width + 2);
-        // What is less than half a pixel leaves room for its neighbours: pieces tile, so the larger one is seen.
-        if (to - from < 0.5 && path.length[place] < pixel / 2 && from < free[row]) continue;
-        const look = this.pathLook(path.kinds[path.kind[place]]);
+      for (const piece of wide) {
+        const at = top + lane.top + Math.min(piece.subrow, rows - 1) * height;
+        const from = Math.max(x(piece.start), left - 2);
+        const to = Math.min(x(piece.end), left + width + 2);
+        const look = this.pathLook(piece.kind);
         context.fillStyle = this.fill(look);
-        context.fillRect(from, top + lane.top + row * height, Math.max(to - from, 0.75), height - (rows > 1 ? 1 : 0));
-        free[row] = Math.max(to, from + 0.75);
-        if (to - from > 22) {
+        context.fillRect(from, at, to - from - (to - from > 8 ? 0.6 : 0), tall);
+        if (to - from > 26) {
           context.fillStyle = this.inkOn(look);
-          const rank = path.rank[place] - 1;
-          context.fillText(this.fitted(context, rank < 0 ? "?" : `r${rank} ${path.kinds[path.kind[place]].replaceAll("_", " ")}`, to - from - 6), from + 3, top + lane.top + row * height + height / 2);
+          context.fillText(this.fitted(context, this.pieceTitle(piece), to - from - 6), from + 3, at + tall / 2);
         }
       }
+    }
+
+    pieceTitle(piece) {
+      return `${piece.rank < 0 ? "" : `r${piece.rank} `}${piece.kind.replaceAll("_", " ")}`;
     }
 
     laneOf(rank, kind) {
@@ -823,21 +865,15 @@
     }
 
     drawPathOver(view) {
-      const { context, top, min, max, width, x } = view;
-      const { path } = this;
+      const { context, top, min, max, scale, x } = view;
       context.fillStyle = this.paint.mark;
-      const pixel = (max - min) / width;
-      const until = after(path.start, max);
       const found = new Map();
-      for (let place = 0; place < until; place += 1) {
-        const end = path.start[place] + path.length[place];
-        if (end < min || path.length[place] < pixel) continue;
-        const kind = path.kinds[path.kind[place]];
-        const key = `${path.rank[place]}:${kind}`;
-        if (!found.has(key)) found.set(key, this.laneOf(path.rank[place] - 1, kind) ?? null);
+      for (const piece of this.pathBetween(min, max)) {
+        if (piece.length * scale < 1) continue;
+        const key = `${piece.rank}:${piece.kind}`;
+        if (!found.has(key)) found.set(key, this.laneOf(piece.rank, piece.kind) ?? null);
         const lane = found.get(key);
-        if (!lane) continue;
-        context.fillRect(x(path.start[place]), top + lane.top + lane.height - 1, Math.max(path.length[place] * view.scale, 1), 2.5);
+        if (lane) context.fillRect(x(piece.start), top + lane.top + lane.height - 1, piece.length * scale, 2.5);
       }
     }
 
@@ -893,7 +929,6 @@
       this.plot.setData([[start, start + span], [0, 0]], false);
       this.plot.setScale("x", { min: start, max: start + span });
       this.tip.hidden = true;
-      this.tell();
     }
 
     get view() {
@@ -969,14 +1004,11 @@
       const [min, max] = this.view;
       const pixel = (max - min) / this.plot.over.clientWidth;
       if (lane.kind === "path") {
-        const { path } = this;
-        const rows = Math.min(path.subrows, 3);
+        const { rows } = this.path;
         const row = Math.min(rows - 1, Math.floor(((top - lane.top) / lane.height) * rows));
-        for (let place = after(path.start, time + pixel) - 1; place >= 0; place -= 1) {
-          if (path.start[place] + path.length[place] < time - pixel && path.subrow[place] === row) break;
-          if (path.start[place] <= time && time < path.start[place] + path.length[place] && path.subrow[place] === row) return { lane, time, piece: place };
-        }
-        return { lane, time };
+        const near = this.pathBetween(time - pixel, time + pixel).filter((piece) => Math.min(piece.subrow, rows - 1) === row);
+        const piece = near.sort((a, b) => b.length - a.length)[0];
+        return { lane, time, piece };
       }
       if (lane.kind === "lane" && lane.lane.boxes) {
         const range = this.boxRange(lane, time - pixel, time + pixel, 2);
@@ -996,15 +1028,14 @@
     lines(found) {
       const { lane, time } = found;
       const who = lane.rank ? `rank ${lane.rank.rank}` : "";
-      if (found.piece !== undefined) {
-        const { path } = this;
-        const at = path.rank[found.piece] - 1;
+      if (found.piece) {
+        const { piece } = found;
         return [
-          ["critical path", path.kinds[path.kind[found.piece]].replaceAll("_", " ")],
-          ["where", at < 0 ? "before a rank's first call" : `rank ${at}`],
-          ["name", path.names[path.name[found.piece]] || "–"],
-          ["start", `${this.clock(path.start[found.piece], 1)} ms`],
-          ["duration", duration(path.length[found.piece])],
+          ["critical path", piece.kind.replaceAll("_", " ")],
+          ["where", piece.rank < 0 ? "before a rank's first call" : `rank ${piece.rank}`],
+          ["name", piece.name || "–"],
+          ["start", `${this.clock(piece.start, 1)} ms`],
+          ["duration", duration(piece.length)],
         ];
       }
       if (found.boxes) {
@@ -1090,7 +1121,11 @@
 
     detail(lines) {
       const list = make("dl");
-      for (const [term, text] of lines) list.append(make("dt", term), make("dd", text));
+      for (const [term, text] of lines) {
+        const pair = make("div");
+        pair.append(make("dt", term), make("dd", text));
+        list.append(pair);
+      }
       this.details.replaceChildren(list);
       this.says.textContent = lines.map(([term, text]) => `${term}: ${text}`).join("; ");
     }
@@ -1222,11 +1257,10 @@
       this.bucketSelect.addEventListener("change", () => this.bucketSelect.value !== "" && this.showCollective(Number(this.bucketSelect.value)));
       this.pathSelect = byId("go-path");
       if (this.pathSelect && this.path) {
-        const order = [...this.path.start.keys()].sort((a, b) => this.path.length[b] - this.path.length[a] || a - b).slice(0, 40);
-        for (const place of order) {
-          const rank = this.path.rank[place] - 1;
-          const label = `${duration(this.path.length[place])} ${this.path.kinds[this.path.kind[place]].replaceAll("_", " ")}${rank < 0 ? "" : `, rank ${rank}`}`;
-          this.pathSelect.append(make("option", label, { value: String(place) }));
+        const longest = [...this.path.pieces.keys()].sort((a, b) => this.path.pieces[b].length - this.path.pieces[a].length || a - b).slice(0, 40);
+        for (const place of longest) {
+          const piece = this.path.pieces[place];
+          this.pathSelect.append(make("option", `${duration(piece.length)} ${this.pieceTitle(piece)}`, { value: String(place) }));
         }
         this.pathSelect.addEventListener("change", () => this.pathSelect.value !== "" && this.showPiece(Number(this.pathSelect.value)));
       }
@@ -1237,11 +1271,9 @@
     }
 
     showPiece(place) {
-      const { path } = this;
-      const rank = path.rank[place] - 1;
-      const kind = path.kinds[path.kind[place]];
-      const [from, to] = [path.start[place], path.start[place] + path.length[place]];
-      this.show({ rank: rank < 0 ? this.rank : rank, from, to, lane: this.laneOf(rank, kind)?.lane.name, title: `critical path: ${kind.replaceAll("_", " ")} ${path.names[path.name[place]]}` });
+      const piece = this.path.pieces[place];
+      const rank = piece.rank < 0 ? this.rank : piece.rank;
+      this.show({ rank, from: piece.start, to: piece.end, lane: this.laneOf(piece.rank, piece.kind)?.lane.name, title: `critical path: ${this.pieceTitle(piece)} ${piece.name}` });
     }
 
     print(on) {
