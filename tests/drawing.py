@@ -187,7 +187,7 @@ def _talk(plan: Plan, rng: random.Random, communicator: int, total: int, late: b
             if number < begins[rank]:
                 continue
             start = max(end - rng.randint(1, 95), before[rank] + 1)
-            launch_at = (start - rng.randint(0, start - before[rank] - 1)) * TICK + communicator
+            launch_at = (start - rng.randint(0, start - before[rank] - 1)) * TICK + communicator + 1
             before[rank] = end
             stop = end * TICK + rng.randint(0, 9_000)
             launch = (int(rng.random() < 0.5), launch_at)

@@ -6,6 +6,7 @@ whole cell or none of it. Nothing here is clever, nothing is shared with the cod
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Scene:
 def cells(points: Iterable[int]) -> list[Span]:
     """Consecutive pairs of the distinct points."""
     ordered = sorted(set(points))
-    return list(zip(ordered, ordered[1:], strict=False))
+    return list(itertools.pairwise(ordered))
 
 
 def held(spans: Iterable[Span], cell: Span) -> bool:
@@ -101,10 +102,11 @@ def parts(scene: Scene, rank: int) -> tuple[list[Span], list[Span]]:
 # --- decomposition ------------------------------------------------------------------------------------------
 
 LENGTHS = (
-    "window_ns compute_ns spin_ns communication_ns hidden_communication_ns exposed_communication_ns "
-    "hidden_transfer_ns hidden_wait_ns exposed_transfer_ns exposed_wait_ns hidden_unsplit_ns exposed_unsplit_ns "
-    "exposed_memory_ns p2p_copy_ns graph_ns idle_ns"
-).split()
+    "window_ns", "compute_ns", "spin_ns", "communication_ns", "hidden_communication_ns",
+    "exposed_communication_ns", "hidden_transfer_ns", "hidden_wait_ns", "exposed_transfer_ns",
+    "exposed_wait_ns", "hidden_unsplit_ns", "exposed_unsplit_ns", "exposed_memory_ns", "p2p_copy_ns",
+    "graph_ns", "idle_ns",
+)  # fmt: skip
 UNDER_GRAPHS = LENGTHS[4:12]
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import polars as pl
 import pytest
 from drawing import Ids, Plan, draw, write_split
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import oracle
 from nsysddp.analyses import analyze
 from nsysddp.analyses.steps import Selection
 from nsysddp.ingest.load import load
@@ -179,7 +179,7 @@ def document(path: Path | list[Path]) -> dict[str, Any]:
     """Every table but for what names the input."""
     trace = load(path)
     result = analyze(trace)
-    tables = {name: frame for name, frame in result.tables.items()}
+    tables = dict(result.tables.items())
     tables["rank"] = tables["rank"].drop("report")
     found: dict[str, Any] = {name: frame.to_dicts() for name, frame in tables.items()}
     found["findings"] = [(one.code, one.rank, one.step, one.value, one.message) for one in result.findings]

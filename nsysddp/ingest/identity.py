@@ -83,6 +83,7 @@ def assign_ranks(
         per_report.setdefault(lane.report, []).append(lane)
     known = [_known(lane, per_report[lane.report], marks, environment) for lane in lanes]
     _refuse_repeated(known)
+    _refuse_copies(known)
     _refuse_conflicts(known)
     taken = {lane.rank for lane in known if lane.rank is not None}
     free = (number for number in range(len(known) + len(taken) + 1) if number not in taken)
@@ -146,6 +147,20 @@ def _refuse_repeated(lanes: Sequence[Lane]) -> None:
                     f"(pid {one.pid}, device {one.device}), not two ranks",
                     do="analyse them one at a time, or compare them with `nsysddp compare`",
                 )
+
+
+def _refuse_copies(lanes: Sequence[Lane]) -> None:
+    """Two reports of one process that saw exactly the same time are one report given twice."""
+    seen: dict[tuple[object, ...], Lane] = {}
+    for lane in lanes:
+        key = (lane.host_key, lane.pid, lane.device, lane.first_ns, lane.last_ns)
+        other = seen.setdefault(key, lane)
+        if lane.pid is not None and lane.host_key is not None and other.report != lane.report:
+            raise RankConflict(
+                f"{other.report_name} and {lane.report_name} are copies of one report "
+                f"(pid {lane.pid}, device {lane.device}, the same events)",
+                do="leave one out",
+            )
 
 
 def _refuse_conflicts(lanes: Sequence[Lane]) -> None:

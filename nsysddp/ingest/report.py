@@ -17,7 +17,7 @@ import urllib.parse
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsysddp.errors import MissingTable, NotAReport, ReportError
 from nsysddp.names import visible
@@ -201,6 +201,8 @@ def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) ->
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
         plain = folder / (source.stem or "report")
         _decompress(source, plain, head)
+        if not plain.stat().st_size:
+            raise NotAReport("the compressed file holds nothing", file=source, do="export the report again")
         return _as_sqlite_plain(source, plain, _head(plain), stack, nsys)
     return _as_sqlite_plain(source, source, head, stack, nsys)
 
@@ -228,10 +230,8 @@ def _decompress(source: Path, target: Path, head: bytes) -> None:
                 with gzip.open(source, "rb") as packed:
                     shutil.copyfileobj(packed, out, 1 << 22)
             else:
-                import zstandard
-
                 with source.open("rb") as raw:
-                    zstandard.ZstdDecompressor().copy_stream(raw, out)
+                    _unpack_zstd(raw, out)
     except OSError as error:
         if error.errno:
             raise ReportError(f"cannot be unpacked: {error.strerror}", file=source) from error
@@ -242,6 +242,25 @@ def _decompress(source: Path, target: Path, head: bytes) -> None:
                 "the compressed file is damaged or truncated", file=source, do="pack it again"
             ) from error
         raise
+
+
+def _unpack_zstd(raw: BinaryIO, out: BinaryIO) -> None:
+    """Unpack every frame; unlike ``copy_stream``, notice that the last one was cut off.
+
+    Raises:
+        EOFError: a frame is not complete; ZstdError: it is damaged.
+    """
+    import zstandard
+
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    while block := raw.read(1 << 20):
+        while block:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            out.write(frame.decompress(block))
+            block = frame.unused_data if frame.eof else b""
+    if not frame.eof:
+        raise EOFError
 
 
 def _check_complete(source: Path, plain: Path, head: bytes) -> None:
