@@ -7,3 +7,4 @@ SELECT value AS value
 FROM META_DATA_CAPTURE
 WHERE name LIKE '%ENVIRONMENT%'
   AND (value LIKE 'RANK=%' OR value LIKE 'WORLD_SIZE=%' OR value LIKE 'LOCAL_RANK=%')
+  AND trim(substr(value, instr(value, '=') + 1), '"'' ') NOT GLOB '*[^0-9]*'

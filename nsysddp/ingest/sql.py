@@ -322,6 +322,8 @@ def run_bounded(report: Report, name: str) -> tuple[list[str], list[tuple[Any, .
         QueryError: it takes parameters that only a caller knows.
     """
     query = get(name)
+    if name == "host_identity":
+        raise QueryError("host names are compared and aliased, never shown", do="use `nsysddp analyze`")
     values: dict[str, int] = {}
     if set(query.parameters) == {"first_row", "last_row"}:
         low, high = row_span(report, query.tables[0]) or (0, -1)
