@@ -1,0 +1,110 @@
+"""``nsysddp evidence``: everything a reviewer needs in one archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsysddp.cli.check import gather as gather_claims
+from nsysddp.cli.compare import spread
+from nsysddp.cli.options import Request, selection_options
+
+
+class WithCompare(click.Command):
+    """A command whose ``--compare`` takes every value up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat ``--compare`` before each of its values, as click wants it."""
+        return super().parse_args(ctx, spread("--compare", args))
+
+
+@click.command(
+    "evidence", cls=WithCompare, short_help="Write a bundle for a review that can be checked again."
+)
+@selection_options
+@click.option(
+    "--compare",
+    "base",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="BASE...",
+    help="Runs to compare with: every value up to the next option.",
+)
+@click.option(
+    "--claim", "texts", multiple=True, metavar="TEXT", help="A claim (see nsysddp check); repeatable."
+)
+@click.option(
+    "--claims", "file", type=click.Path(path_type=Path), metavar="FILE", help="Claims as a TOML file."
+)
+@click.option("--question", metavar="TEXT", help="What the reviewer wants to know; else that of --claims.")
+@click.option(
+    "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
+)
+@click.option(
+    "--with-export", is_flag=True, help="Put redacted minimal exports in, so that others can compute it anew."
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The archive (.zip).",
+)
+@click.option("--force", is_flag=True, help="Replace an existing archive.")
+def command(
+    request: Request,
+    base: tuple[Path, ...],
+    texts: tuple[str, ...],
+    file: Path | None,
+    question: str | None,
+    allow_unlike: bool,
+    with_export: bool,
+    out: Path,
+    force: bool,
+) -> None:
+    """Write one archive for a review: a page to paste, an HTML report, pictures, tables, and how to check it.
+
+    REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat. The archive holds no paths, hosts,
+    users or command lines, and the same input gives the same bytes. `nsysddp verify` checks it.
+    """
+    from nsysddp.cli.reading import reading_of
+    from nsysddp.evidence import archive, bundle
+    from nsysddp.evidence.claims import Claims
+    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
+    from nsysddp.render.files import check_file, whole_file
+
+    check_file(out, force=force)
+    claims = gather_claims(texts, file) if texts or file else Claims(None, ())
+    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    check_alike(base_sources, sources)
+    reading = reading_of(request)
+    wanted = bundle.Request(
+        question=question or claims.question or bundle.QUESTION,
+        claims=claims.claims,
+        reading=reading,
+        allow_unlike=allow_unlike,
+        with_export=with_export,
+        command=_public_command(request, base, file, allow_unlike=allow_unlike, with_export=with_export),
+    )
+    found = bundle.gather(wanted, load_all(sources, reading), load_all(base_sources, reading))
+    exports = bundle.redacted_exports(found) if with_export else None
+    content = archive.write(bundle.build(found, exports))
+    with whole_file(out) as stream:
+        stream.write(content)
+    click.echo(f"wrote {out} ({len(content):,} bytes)", err=True)
+
+
+def _public_command(
+    request: Request, base: tuple[Path, ...], file: Path | None, *, allow_unlike: bool, with_export: bool
+) -> tuple[str, ...]:
+    """The command line by base names; what changes a number is in the manifest's request."""
+    words = ["nsysddp", "evidence", *(path.resolve().name for path in request.reports)]
+    if base:
+        words += ["--compare", *(path.resolve().name for path in base)]
+    if file is not None:
+        words += ["--claims", file.name]
+    words += ["--allow-unlike"] if allow_unlike else []
+    words += ["--with-export"] if with_export else []
+    return tuple(words)

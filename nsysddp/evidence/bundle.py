@@ -1,0 +1,424 @@
+"""What does a reviewer get? One archive: the verdict to paste, pictures, tables, and all that is needed to check it.
+
+    evidence.md  report.html  figures/*.png, *.svg  tables/*.csv, *.parquet
+    evidence.json  evidence.schema.json  manifest.json  [exports/SIDE/RUN/*.sqlite]
+
+The same input gives the same bytes: no times, no folders, everything in order. ``manifest.json`` holds the hash of
+every other member and of every file that was read, and all that changes a number, so that ``verify`` can make it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+import nsysddp
+from nsysddp.evidence.claims import Claim, Verdict, check
+from nsysddp.evidence.sources import Loaded, Reading
+from nsysddp.result import Finding, Result, Warning
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nsysddp.analyses.compare import Comparison
+
+FORMAT = "nsysddp evidence 1"
+SCHEMA_VERSION = 1
+QUESTION = "How much communication is hidden, and what is exposed?"
+LIBRARIES = ("numpy", "polars", "matplotlib", "jinja2")
+"""Libraries whose version can change a byte of a bundle."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything besides the runs that decides what is in a bundle.
+
+    Attributes:
+        question: what the reviewer wants to know.
+        claims: what is claimed.
+        reading: how the runs are read.
+        allow_unlike: compare although the sides differ.
+        with_export: put redacted minimal exports in.
+        command: the command line, paths by their base names.
+    """
+
+    question: str
+    claims: tuple[Claim, ...]
+    reading: Reading
+    allow_unlike: bool = False
+    with_export: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The runs and what follows from them."""
+
+    request: Request
+    new: tuple[Loaded, ...]
+    base: tuple[Loaded, ...]
+    comparison: Comparison | None
+    answers: tuple[Verdict, ...]
+
+    @property
+    def sides(self) -> list[tuple[str, Loaded]]:
+        """Every run with its side, the new side first."""
+        return [*(("new", run) for run in self.new), *(("base", run) for run in self.base)]
+
+
+def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ()) -> Evidence:
+    """Compare the sides where there are two, and answer the claims.
+
+    Raises:
+        UsageError: the sides are unlike.
+    """
+    comparison = None
+    if base:
+        from nsysddp.analyses.compare import compare
+
+        comparison = compare(
+            [one.run for one in base], [one.run for one in new], allow_unlike=request.allow_unlike
+        )
+    return Evidence(
+        request, tuple(new), tuple(base), comparison, tuple(check(request.claims, new, comparison))
+    )
+
+
+def build(evidence: Evidence, exports: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    """Every member of the bundle, by name.
+
+    Args:
+        evidence: the runs and what follows.
+        exports: redacted exports by member name.
+    """
+    from nsysddp.evidence.review import review
+
+    members: dict[str, bytes] = dict(exports or {})
+    members.update(_figures(evidence))
+    members.update(_tables(evidence))
+    members["evidence.json"] = _json(document(evidence))
+    members["evidence.schema.json"] = schema_text().encode()
+    members["report.html"] = _page(evidence).encode()
+    members["evidence.md"] = review(evidence, sorted(members)).encode()
+    members["manifest.json"] = _json(manifest(evidence, members))
+    return members
+
+
+def export_names(evidence: Evidence) -> list[tuple[str, Path, str]]:
+    """Member name, report and name of the copy, of every export that goes into the bundle."""
+    from nsysddp.evidence.sources import REPORTS
+
+    made = []
+    counts = {"new": 0, "base": 0}
+    for side, run in evidence.sides:
+        counts[side] += 1
+        for path in run.source.reports:
+            ending = next((one for one in REPORTS if path.name.endswith(one)), "")
+            name = f"{path.name.removesuffix(ending) if ending else path.name}.sqlite"
+            made.append((f"exports/{side}/{counts[side]}/{name}", path, name))
+    return made
+
+
+def redacted_exports(evidence: Evidence) -> dict[str, bytes]:
+    """Minimal copies of all reports that can be shared, as members.
+
+    Raises:
+        ReportError: a report cannot be copied.
+    """
+    from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
+
+    wanted = export_names(evidence)
+    hosts = aliases_of_hosts([path for _, path, _ in wanted])
+    keep = tuple(
+        dict.fromkeys(
+            (evidence.request.reading.step_pattern, *evidence.request.reading.phase_patterns.values())
+        )
+    )
+    made = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for member, path, name in wanted:
+            copy = Path(scratch) / name
+            redact(path, copy, policy=Policy(minimal=True, keep_ranges=keep), hosts=hosts, force=True)
+            made[member] = copy.read_bytes()
+    return made
+
+
+# --- evidence.json ------------------------------------------------------------------------------------------
+
+
+def document(evidence: Evidence) -> dict[str, Any]:
+    """Everything that was found, as plain JSON values; ``evidence.schema.json`` is its form."""
+    from nsysddp.render.compare import as_dict as comparison_dict
+
+    compared = None if evidence.comparison is None else comparison_dict(evidence.comparison)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "nsysddp", "version": nsysddp.__version__},
+        "question": evidence.request.question,
+        "claims": [answer.as_dict() for answer in evidence.answers],
+        "comparison": compared,
+        "runs": [_run(side, run) for side, run in evidence.sides],
+    }
+
+
+def _run(side: str, run: Loaded) -> dict[str, Any]:
+    from nsysddp.render.document import as_dict
+
+    content = as_dict(run.result)
+    for key in ("schema_version", "tool"):
+        del content[key]
+    content["tables"] |= {name: json.loads(frame.write_json()) for name, frame in sorted(run.more.items())}
+    return {
+        "side": side,
+        "name": run.source.name,
+        "facts": dict(sorted((run.recorded.facts or {}).items())) if run.recorded.facts is not None else None,
+        "settings": run.recorded.settings,
+        "measured": {name: list(values) for name, values in sorted(run.recorded.measured.items())},
+        **content,
+    }
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=False) + "\n").encode()
+
+
+def schema_text() -> str:
+    """The JSON Schema of evidence.json, as it is shipped."""
+    return files("nsysddp.evidence").joinpath("evidence.schema.json").read_text(encoding="utf-8")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of evidence.json, made from the table contracts; the shipped file is this."""
+    from nsysddp.analyses import compare, critical_path
+    from nsysddp.render.document import json_schema as of_analyze
+    from nsysddp.schema import MORE_TABLES
+
+    spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
+    text, nullable = {"type": "string"}, {"type": ["string", "null"]}
+
+    def record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [name for name in properties if name not in optional],
+            "properties": properties,
+        }
+
+    def listed(items: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": items}
+
+    def table(one: Any) -> dict[str, Any]:
+        return {
+            **listed(
+                record(
+                    {
+                        column.name: {
+                            "type": [spelled.get(str(column.dtype), "string"), "null"],
+                            "description": column.meaning,
+                        }
+                        for column in one.columns
+                    }
+                )
+            ),
+            "description": one.row,
+        }
+
+    analyze = of_analyze()["properties"]
+    further = {
+        "contention_step": MORE_TABLES["contention_step"],
+        "idle_step": MORE_TABLES["idle_step"],
+        "critical_path_step": critical_path.PATH_STEP,
+        "critical_path_kind": critical_path.PATH_KIND,
+    }
+    tables = dict(analyze["tables"]["properties"]) | {name: table(one) for name, one in further.items()}
+    comparison = record(
+        {
+            "schema_version": {"type": "integer"},
+            "verdict": text,
+            "sentence": text,
+            "base": listed(text),
+            "new": listed(text),
+            "tables": record({name: table(one) for name, one in compare.TABLES.items()}),
+            "warnings": listed(text),
+            "assumptions": listed(text),
+        }
+    )
+    claim = record(
+        {
+            "name": text,
+            "claim": text,
+            "outcome": {"enum": ["pass", "fail", "undecidable"]},
+            "reason": text,
+            "capture": nullable,
+            "rows": listed({"type": "object"}),
+        }
+    )
+    run = record(
+        {
+            "side": {"enum": ["new", "base"]},
+            "name": text,
+            "facts": {"type": ["object", "null"], "additionalProperties": text},
+            "settings": {"type": ["object", "null"]},
+            "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
+            "inputs": analyze["inputs"],
+            "tables": record(tables, optional=("critical_path_step", "critical_path_kind")),
+            "findings": analyze["findings"],
+            "assumptions": analyze["assumptions"],
+            "warnings": analyze["warnings"],
+        }
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nsysddp evidence",
+        **record(
+            {
+                "schema_version": {"const": SCHEMA_VERSION},
+                "tool": record({"name": {"const": "nsysddp"}, "version": text}),
+                "question": text,
+                "claims": listed(claim),
+                "comparison": {"anyOf": [comparison, {"type": "null"}]},
+                "runs": listed(run),
+            }
+        ),
+    }
+
+
+# --- tables, pictures, page ---------------------------------------------------------------------------------
+
+
+def _tables(evidence: Evidence) -> dict[str, bytes]:
+    """Every table over all runs, with the side and name of the run in front."""
+    frames: dict[str, list[pl.DataFrame]] = {}
+    for side, run in evidence.sides:
+        for name, frame in {**run.result.tables, **run.more}.items():
+            frames.setdefault(name, []).append(
+                frame.select(pl.lit(side).alias("side"), pl.lit(run.source.name).alias("run"), pl.all())
+            )
+    whole = {name: pl.concat(parts) for name, parts in frames.items()}
+    if evidence.comparison is not None:
+        whole.update(evidence.comparison.tables)
+    made = {}
+    for name, frame in whole.items():
+        made[f"tables/{name}.csv"] = frame.write_csv().encode()
+        packed = io.BytesIO()
+        frame.write_parquet(packed, compression="zstd", compression_level=3, statistics=False)
+        made[f"tables/{name}.parquet"] = packed.getvalue()
+    return made
+
+
+def _figures(evidence: Evidence) -> dict[str, bytes]:
+    from nsysddp.render.compare import draw_comparison
+    from nsysddp.render.decomposition import draw_decomposition
+    from nsysddp.render.timeline import draw_timeline
+
+    first = evidence.new[0]
+    drawn: dict[str, Figure] = {
+        "timeline": draw_timeline(first.context),
+        "decomposition": draw_decomposition(first.result),
+    }
+    if evidence.comparison is not None:
+        drawn["comparison"] = draw_comparison(evidence.comparison)
+    return {
+        f"figures/{name}.{kind}": _picture(figure, kind)
+        for name, figure in drawn.items()
+        for kind in ("png", "svg")
+    }
+
+
+def _picture(figure: Figure, kind: str) -> bytes:
+    from nsysddp.render.timeline import save
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"picture.{kind}"
+        save(figure, path)
+        return path.read_bytes()
+
+
+def _page(evidence: Evidence) -> str:
+    from nsysddp.render.compare import sentence
+    from nsysddp.render.html import html_report
+
+    first = evidence.new[0]
+    comparison = None
+    if evidence.comparison is not None:
+        comparison = Result(
+            first.result.trace,
+            dict(evidence.comparison.tables),
+            (Finding("comparison", sentence(evidence.comparison)),),
+            evidence.comparison.assumptions,
+            tuple(Warning("comparison", 1, text) for text in evidence.comparison.warnings),
+        )
+    facts = dict(sorted((first.recorded.facts or {}).items()))
+    return html_report(
+        first.result, context=first.context, critical_path=first.path, comparison=comparison, provenance=facts
+    )
+
+
+# --- manifest.json ------------------------------------------------------------------------------------------
+
+
+def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]:
+    """From what, with what and how the bundle was made, and the hash of every other member."""
+    request = evidence.request
+    return {
+        "format": FORMAT,
+        "tool": {"name": "nsysddp", "version": nsysddp.__version__},
+        "versions": versions(),
+        "command": list(request.command),
+        "request": {
+            "question": request.question,
+            "claims": [{"name": claim.name, "claim": claim.text} for claim in request.claims],
+            "reading": request.reading.as_dict(),
+            "allow_unlike": request.allow_unlike,
+            "with_export": request.with_export,
+        },
+        "runs": [_provenance(side, run) for side, run in evidence.sides],
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in sorted(members.items())
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the libraries that can change a byte."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
+
+
+def _provenance(side: str, run: Loaded) -> dict[str, Any]:
+    ranks = run.result["rank"]
+    unmatched = (
+        run.result["collective"]
+        .filter(pl.col("match").str.starts_with("unmatched"))
+        .group_by("rank", "match")
+        .len()
+        .sort("rank", "match")
+    )
+    return {
+        "side": side,
+        "name": run.source.name,
+        "reports": len(run.source.reports),
+        "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in run.files],
+        "inputs": [
+            {"name": one.name, "nsys_version": one.nsys_version, "schema": one.schema}
+            for one in run.result.trace.inputs
+        ],
+        "capture": run.recorded.settings,
+        "clocks": ranks.select("rank", "clock_method", "clock_offset_ns", "clock_residual_ns").to_dicts(),
+        "unmatched": [
+            {"rank": rank, "reason": match.removeprefix("unmatched:"), "count": count}
+            for rank, match, count in unmatched.iter_rows()
+        ],
+        "collectives": run.result["collective"].height,
+    }

@@ -1,0 +1,129 @@
+"""The page that is pasted into a review: question, verdict, table per rank, picture, method, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import nsysddp
+from nsysddp.render import compare as render
+from nsysddp.render import per_rank
+from nsysddp.render.claims import WORDS, summary
+from nsysddp.render.compare import escaped, markdown_table
+
+if TYPE_CHECKING:
+    from nsysddp.evidence.bundle import Evidence
+    from nsysddp.evidence.sources import Loaded
+
+_METHOD = """\
+All times are from GPU intervals recorded by Nsight Systems. Lengths are lengths of unions of intervals, never sums of
+durations, and every event is clipped to the step window. Communication is *hidden* where computation runs beside it on
+the same GPU and *exposed* elsewhere. The time of a collective before its last rank arrived is *wait*, the rest is
+*transfer*; only hidden transfer is communication that overlap really saved. For every rank and step
+
+    compute + exposed communication + exposed copies + whole graphs + idle = step
+
+holds to the nanosecond. Ranks stand beside each other and are never averaged. Warm-up steps are left out."""
+
+_MOST_NOTES = 20
+
+
+def review(evidence: Evidence, members: Sequence[str]) -> str:
+    """evidence.md of a bundle with these members."""
+    first = evidence.new[0]
+    lines = [
+        f"# {escaped(evidence.request.question)}",
+        "",
+        *_verdict(evidence),
+        *_claims(evidence),
+        f"## Each rank ({per_rank.caption(first.result)})",
+        "",
+        *_ranks(first),
+        *_picture("What every rank did when", "timeline", members),
+        *_picture("What each rank's time is made of", "decomposition", members),
+    ]
+    if evidence.comparison is not None:
+        lines += ["## Comparison with the base", "", render.markdown(evidence.comparison), ""]
+        lines += _picture("Base against new, with 95 % intervals", "comparison", members)
+    lines += ["## Method", "", _METHOD, "", "## Limits", "", *_limits(evidence), ""]
+    lines += ["## From what, and how to check it", "", *_provenance(evidence), ""]
+    return "\n".join(lines)
+
+
+def _verdict(evidence: Evidence) -> list[str]:
+    first = evidence.new[0]
+    lines = []
+    if first.result.findings:
+        lines += [f"**{escaped(first.result.findings[0].message)}**", ""]
+    if evidence.comparison is not None:
+        lines += [f"**{escaped(render.sentence(evidence.comparison))}**", ""]
+    rest = first.result.findings[1:7]
+    lines += [f"- {escaped(finding.message)}" for finding in rest]
+    return [*lines, ""] if rest else lines
+
+
+def _claims(evidence: Evidence) -> list[str]:
+    if not evidence.answers:
+        return []
+    cells = []
+    for answer in evidence.answers:
+        reason = answer.reason + (f". To decide it: {answer.capture}" if answer.capture else "")
+        name = answer.claim.name
+        named = answer.claim.text if name == answer.claim.text else f"{name}: {answer.claim.text}"
+        cells.append([WORDS[answer.outcome], named, reason])
+    table = markdown_table(["", "claim", "why"], cells)
+    table[1] = "| --- | --- | --- |"
+    return [f"## Claims: {summary(evidence.answers)}", "", *table, ""]
+
+
+def _ranks(run: Loaded) -> list[str]:
+    heads, rows = per_rank.figures(run.result)
+    lines = markdown_table(["rank", *heads], [[str(row.rank), *row.cells] for row in rows])
+    spread = per_rank.spread(run.result)
+    return [*lines, "", *([f"{spread[0].upper()}{spread[1:]}.", ""] if spread else [])]
+
+
+def _picture(title: str, name: str, members: Sequence[str]) -> list[str]:
+    member = f"figures/{name}.png"
+    return [f"![{title}]({member})", ""] if member in members else []
+
+
+def _limits(evidence: Evidence) -> list[str]:
+    notes = []
+    for _, run in evidence.sides:
+        notes += [f"{warning.message} ({warning.count:,})" for warning in run.result.warnings]
+        notes += run.result.assumptions
+        worst = run.result["rank"]["clock_residual_ns"].drop_nulls().to_list()
+        if any(worst):
+            notes.append(
+                f"clocks of {run.source.name} agree within {max(worst) / 1000:,.1f} µs (median absolute deviation)"
+            )
+    distinct = list(dict.fromkeys(notes))
+    lines = [f"- {escaped(note)}" for note in distinct[:_MOST_NOTES]]
+    if len(distinct) > _MOST_NOTES:
+        lines.append(f"- and {len(distinct) - _MOST_NOTES} more in evidence.json")
+    if len(evidence.new) > 1:
+        lines.append(
+            f"- Tables and pictures of this page show {escaped(evidence.new[0].source.name)}; tables/ has all runs"
+        )
+    return lines
+
+
+def _provenance(evidence: Evidence) -> list[str]:
+    cells = []
+    for side, run in evidence.sides:
+        versions = {one.name: one.nsys_version for one in run.result.trace.inputs}
+        cells += [
+            [side, run.source.name, file.name, versions.get(file.name) or "", file.sha256[:16]]
+            for file in run.files
+        ]
+    gpus = list(dict.fromkeys(name for name in evidence.new[0].result["rank"]["gpu_name"].to_list() if name))
+    table = markdown_table(["side", "run", "file", "nsys", "SHA-256 begins"], cells)
+    table[1] = "| --- | --- | --- | --- | --- |"
+    verify = "nsysddp verify evidence.zip" + ("" if evidence.request.with_export else " REPORT...")
+    return [
+        *table,
+        "",
+        f"GPU: {escaped(', '.join(gpus)) if gpus else 'not recorded'}. Made by nsysddp {nsysddp.__version__}.",
+        f"`{verify}` checks every byte and computes every number and claim anew.",
+    ]
