@@ -1,8 +1,8 @@
 """A ZIP file with one way to write it: the same members give the same bytes, and any other bytes are noticed.
 
 Members are in order of name, deflated, without times, attributes or extra fields. The archive comment seals it: it
-holds the SHA-256 of everything before the end record. Reading rebuilds the container from the members' compressed bytes and
-compares, so that nothing can hide between, before or behind them.
+holds the SHA-256 of everything before the end record. Reading rebuilds the container from the members' compressed
+bytes and compares, so that nothing can hide between, before or behind them.
 """
 
 from __future__ import annotations

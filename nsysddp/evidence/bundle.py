@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import platform
+import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,18 +116,23 @@ def build(evidence: Evidence, exports: Mapping[str, bytes] | None = None) -> dic
     return members
 
 
-def export_names(evidence: Evidence) -> list[tuple[str, Path, str]]:
-    """Member name, report and name of the copy, of every export that goes into the bundle."""
+def export_name(report: str) -> str:
+    """What the redacted copy of a report is called."""
     from nsysddp.evidence.sources import REPORTS
 
+    ending = next((one for one in REPORTS if report.endswith(one)), "")
+    return f"{report.removesuffix(ending)}.sqlite"
+
+
+def _export_members(evidence: Evidence) -> list[tuple[str, Path]]:
+    """Member name of every redacted export, and the report that it is of."""
     made = []
     counts = {"new": 0, "base": 0}
     for side, run in evidence.sides:
         counts[side] += 1
-        for path in run.source.reports:
-            ending = next((one for one in REPORTS if path.name.endswith(one)), "")
-            name = f"{path.name.removesuffix(ending) if ending else path.name}.sqlite"
-            made.append((f"exports/{side}/{counts[side]}/{name}", path, name))
+        made += [
+            (f"exports/{side}/{counts[side]}/{export_name(path.name)}", path) for path in run.source.reports
+        ]
     return made
 
 
@@ -138,8 +144,8 @@ def redacted_exports(evidence: Evidence) -> dict[str, bytes]:
     """
     from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
 
-    wanted = export_names(evidence)
-    hosts = aliases_of_hosts([path for _, path, _ in wanted])
+    wanted = _export_members(evidence)
+    hosts = aliases_of_hosts([path for _, path in wanted])
     keep = tuple(
         dict.fromkeys(
             (evidence.request.reading.step_pattern, *evidence.request.reading.phase_patterns.values())
@@ -147,8 +153,8 @@ def redacted_exports(evidence: Evidence) -> dict[str, bytes]:
     )
     made = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for member, path, name in wanted:
-            copy = Path(scratch) / name
+        for member, path in wanted:
+            copy = Path(scratch) / member.rpartition("/")[2]
             redact(path, copy, policy=Policy(minimal=True, keep_ranges=keep), hosts=hosts, force=True)
             made[member] = copy.read_bytes()
     return made
@@ -393,7 +399,11 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
 
 def versions() -> dict[str, str]:
     """Python and the libraries that can change a byte."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
+    return {
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        **{name: metadata.version(name) for name in LIBRARIES},
+    }
 
 
 def _provenance(side: str, run: Loaded) -> dict[str, Any]:

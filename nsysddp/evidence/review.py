@@ -43,7 +43,7 @@ def review(evidence: Evidence, members: Sequence[str]) -> str:
         *_picture("What each rank's time is made of", "decomposition", members),
     ]
     if evidence.comparison is not None:
-        lines += ["## Comparison with the base", "", render.markdown(evidence.comparison), ""]
+        lines += ["## Comparison with the base", "", render.markdown(evidence.comparison, brief=True), ""]
         lines += _picture("Base against new, with 95 % intervals", "comparison", members)
     lines += ["## Method", "", _METHOD, "", "## Limits", "", *_limits(evidence), ""]
     lines += ["## From what, and how to check it", "", *_provenance(evidence), ""]
@@ -89,15 +89,19 @@ def _picture(title: str, name: str, members: Sequence[str]) -> list[str]:
 
 
 def _limits(evidence: Evidence) -> list[str]:
-    notes = []
-    for _, run in evidence.sides:
-        notes += [f"{warning.message} ({warning.count:,})" for warning in run.result.warnings]
-        notes += run.result.assumptions
+    notes: list[str] = []
+    for side, run in evidence.sides:
+        whose = f"{side} {run.source.name}: " if len(evidence.sides) > 1 else ""
+        notes += [f"{whose}{warning.message} ({warning.count:,})" for warning in run.result.warnings]
+        # What reading took for granted is about this run; what the analyses took, about every one.
+        notes += [f"{whose}{text}" for text in run.result.trace.assumptions]
         worst = run.result["rank"]["clock_residual_ns"].drop_nulls().to_list()
         if any(worst):
             notes.append(
-                f"clocks of {run.source.name} agree within {max(worst) / 1000:,.1f} µs (median absolute deviation)"
+                f"{whose}clocks agree within {max(worst) / 1000:,.1f} µs (median absolute deviation)"
             )
+    for _, run in evidence.sides:
+        notes += [text for text in run.result.assumptions if text not in run.result.trace.assumptions]
     distinct = list(dict.fromkeys(notes))
     lines = [f"- {escaped(note)}" for note in distinct[:_MOST_NOTES]]
     if len(distinct) > _MOST_NOTES:

@@ -280,10 +280,10 @@ def _names(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def markdown(comparison: Comparison) -> str:
-    """The same in GitHub's Markdown."""
-    lines = [f"**{sentence(comparison)}**", ""]
-    for title, heads, cells in sections(comparison):
+def markdown(comparison: Comparison, *, brief: bool = False) -> str:
+    """The same in GitHub's Markdown; ``brief`` leaves out the sentence and the percentiles of each rank."""
+    lines = [] if brief else [f"**{sentence(comparison)}**", ""]
+    for title, heads, cells in sections(comparison)[: -1 if brief else None]:
         lines += [f"**{title}**", "", *markdown_table(heads, cells), ""]
     if (comparison.tables["comparison"]["scope"] == "these_runs").any():
         lines += [NOTE.replace("*", "\\*"), ""]

@@ -31,7 +31,7 @@ def draw_decomposition(result: Result) -> Figure:
     every = per_rank.bars(result)
     slowest = sorted(every, key=lambda bar: (-bar.window_ns, bar.rank))[:_MOST]
     bars = sorted(slowest, key=lambda bar: bar.rank)
-    height = 1.45 + 0.34 * len(bars)
+    height = 1.25 + 0.34 * len(bars)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH_IN, height), facecolor="white")
         axes = figure.add_axes((0.08, 0.55 / height, 0.89, 0.34 * len(bars) / height))

@@ -1,0 +1,37 @@
+"""``nsysddp verify``: is a bundle what it says?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("verify", short_help="Check a bundle, and with its reports compute everything anew.")
+@click.argument("bundle", type=click.Path(path_type=Path), metavar="BUNDLE")
+@click.argument("reports", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[REPORT...]")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(bundle: Path, reports: tuple[Path, ...], form: str) -> int:
+    """Check every byte of a bundle of `nsysddp evidence`; with its REPORTs compute every number and claim anew.
+
+    REPORTs are files or folders in any order; they are known by their hashes. Without them the redacted exports in the
+    bundle are used, where it holds some. Exits 1 if anything differs, and names it.
+    """
+    from nsysddp.evidence.verify import verify
+    from nsysddp.names import visible
+
+    found = verify(bundle, reports)
+    if form == "json":
+        click.echo(json.dumps(found.as_dict(), ensure_ascii=False))
+        return 0 if found.holds else 1
+    for problem in found.problems:
+        click.echo(visible(problem))
+    for note in found.notes:
+        click.echo(f"note: {visible(note)}")
+    done = f"{found.members} members hashed"
+    if found.runs:
+        what = "redacted exports" if found.from_exports else "reports"
+        done += f", {found.values:,} values of {found.runs} run(s) computed anew from the {what}"
+    click.echo(f"{'holds' if found.holds else 'DOES NOT HOLD'}: {done}")
+    return 0 if found.holds else 1
