@@ -225,7 +225,7 @@ def _find(
         outermost=outermost,
     )
     found = timeline.find(thread, at)
-    values = ranges[value].to_numpy()
+    values = ranges[value].to_numpy().astype(np.int64)
     return np.where(found >= 0, values[np.maximum(found, 0)], -1)
 
 
