@@ -180,14 +180,10 @@
       const wanted = Object.entries({ ...this.facets, ...this.hidden }).filter(([, value]) => value !== "");
       const checks = wanted.map(([name, value]) => [this.column(name).values, value]);
       const texts = this.columns.filter((column) => column.kind === "text");
-      const terms = this.text.split(/\s+/).filter(Boolean);
       const rows = [];
       for (let index = 0; index < this.data.rows; index += 1) {
         if (!checks.every(([values, value]) => String(values[index]) === value)) continue;
-        if (terms.length) {
-          const all = texts.map((column) => column.values[index] ?? "").join("\n").toLowerCase();
-          if (!terms.every((term) => all.includes(term))) continue;
-        }
+        if (this.text && !texts.some(({ values }) => (values[index] ?? "").toLowerCase().includes(this.text))) continue;
         rows.push(index);
       }
       if (this.sorted) {
