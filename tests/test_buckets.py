@@ -136,7 +136,20 @@ def test_annotated_processes_have_no_inferred_buckets(tmp_path: Path) -> None:
     export = Export(unit="us")
     process = backward(export, 100)
     process.nccl(stream=17, at=(95, 96), launched=20, thread=AUTOGRAD)  # the bitmap of unused parameters
-    assert answer(export.write(tmp_path / "a.sqlite"))["bucket"].height == 3
+    frame = answer(export.write(tmp_path / "a.sqlite"))["bucket"]
+    assert frame["events"].to_list() == [1, 1, 1]
+
+
+def test_what_a_hook_launches_itself_neither_ends_a_run_nor_belongs_to_backward(tmp_path: Path) -> None:
+    """Compression before a bucket's launch and decompression after it, inside the hook's range."""
+    export = Export(unit="us")
+    process = backward(export, 100)
+    for launched, at in ((12.7, (60, 60.2)), (13.3, (60.2, 60.4)), (13.7, (60.4, 60.6)), (14.3, (90, 95))):
+        process.kernel("compress", at=at, launched=(launched, launched + 0.1), thread=AUTOGRAD)
+    frame = answer(export.write(tmp_path / "a.sqlite"))["bucket"]
+    assert frame["held_by"].to_list() == [None, None, 1]
+    # The last one ran until 95 us, but was launched after the last bucket: backward had finished at 60.6 us.
+    assert frame["tail_ns"].to_list() == [0, 19_000, 10_000]
 
 
 def test_without_event_records_ready_is_the_compute_launched_before(tmp_path: Path) -> None:

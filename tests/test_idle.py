@@ -71,6 +71,17 @@ def test_the_next_event_of_a_queue_costs_only_latency() -> None:
     assert pieces(answer(scene.trace())) == [("stream_latency", "latency", None, 11, 11.002)]
 
 
+def test_a_long_gap_inside_the_launch_call_is_the_call_s() -> None:
+    """
+    main  [a 0-1)[b 2 ---------- 12)
+    s7      a 1-3 ...... b 9-20         not latency of 6 ms: the host was still busy with launching b
+    """
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.launch(0, 7, (9, 20), "b", ("main", 2, 12))
+    assert pieces(answer(scene.trace())) == [("launch_late", "call", "cudaLaunchKernel", 3, 9)]
+
+
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [("compute", "event_wait"), ("communication", "communication_wait"), ("memory", "memory_copy")],
