@@ -10,7 +10,7 @@ from nsysddp.result import Finding
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nsysddp.result import Result
 
@@ -93,6 +93,7 @@ def _overlap(result: Result) -> Iterator[Finding]:
     if not known:
         return
     rows = tuple(_row(row["rank"]) for row in known)
+    span = _span(result)
     who = "every rank" if len(known) > 1 else "the only rank"
     whom = "any rank" if len(known) > 1 else "the only rank"
     if all(row["hidden_communication_ns"] == 0 for row in known):
@@ -101,7 +102,8 @@ def _overlap(result: Result) -> Iterator[Finding]:
         because = " (one collective a step: it cannot start before the last gradient)" if single else ""
         yield Finding(
             "no_overlap",
-            f"No overlap on {whom}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank{because}.",
+            f"No overlap on {whom}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank"
+            f"{span}{because}.",
             value=0,
             unit="ns",
             rows=rows,
@@ -112,7 +114,7 @@ def _overlap(result: Result) -> Iterator[Finding]:
         low = min(row["hidden_communication_ns"] for row in known)
         yield Finding(
             "overlap_unsplit",
-            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}, but how much of that is "
+            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}{span}, but how much of that is "
             "waiting cannot be told: the counterpart of its collectives was not captured or not matched.",
             value=low,
             unit="ns",
@@ -126,7 +128,7 @@ def _overlap(result: Result) -> Iterator[Finding]:
     if len(with_transfer) == len(known):
         yield Finding(
             "overlap_on_every_rank",
-            f"Overlap on {who}: {ms(low):.2f} to {ms(high):.2f} ms of transfer are hidden under computation.",
+            f"Overlap on {who}: {_between(known)} under computation{span}.",
             value=low,
             unit="ns",
             rows=rows,
@@ -137,7 +139,7 @@ def _overlap(result: Result) -> Iterator[Finding]:
         yield Finding(
             "overlap_on_some_ranks",
             f"Only rank {names} hide{'s' if len(with_transfer) == 1 else ''} transfer under computation "
-            f"(up to {ms(high):.2f} ms); the others hide none.",
+            f"(up to {ms(high):.2f} ms{span}); the others hide none.",
             value=len(with_transfer),
             unit="count",
             rows=rows,
@@ -147,12 +149,32 @@ def _overlap(result: Result) -> Iterator[Finding]:
         wait = max(row["hidden_wait_ns"] for row in known)
         yield Finding(
             "no_overlap",
-            f"No transfer is hidden on any rank: the bars that lie side by side are waiting (up to {ms(wait):.2f} ms).",
+            f"No transfer is hidden on any rank: the bars that lie side by side are waiting "
+            f"(up to {ms(wait):.2f} ms{span}).",
             value=0,
             unit="ns",
             rows=rows,
             severity=100,
         )
+
+
+def _span(result: Result) -> str:
+    """Over which time a sum goes, where it is more than one window of a rank."""
+    windows = int(_steady(result).group_by("rank").len()["len"].max() or 0)  # type: ignore[arg-type]
+    return f" over {windows} steps" if windows > 1 else ""
+
+
+def _between(totals: Sequence[Mapping[str, Any]]) -> str:
+    """How much transfer the ranks hide, and which share of their transfer that is."""
+    hidden = [row["hidden_transfer_ns"] for row in totals]
+    shares = [
+        100 * row["hidden_transfer_ns"] / (row["hidden_transfer_ns"] + row["exposed_transfer_ns"])
+        for row in totals
+    ]
+    low, high, least, most = min(hidden), max(hidden), min(shares), max(shares)
+    if len(totals) == 1:
+        return f"{ms(low):.2f} ms of transfer ({least:.0f} % of its transfer) are hidden"
+    return f"{ms(low):.2f} to {ms(high):.2f} ms of transfer ({least:.0f} to {most:.0f} % of a rank's transfer) are hidden"
 
 
 def _single_bucket(result: Result) -> bool:
@@ -170,6 +192,7 @@ def _waiting(result: Result) -> Iterator[Finding]:
         .agg(pl.col("imposed_wait_ns").sum())
         .sort("imposed_wait_ns", "rank")
     )
+    span = _span(result)
     for row in _totals(result):
         for where in ("hidden", "exposed"):
             total, wait = row[f"{where}_communication_ns"], row[f"{where}_wait_ns"]
@@ -182,7 +205,7 @@ def _waiting(result: Result) -> Iterator[Finding]:
                 "overlap_is_waiting" if where == "hidden" else "exposed_is_waiting",
                 f"Most {kind} of rank {row['rank']} is waiting for {whom}: "
                 f"{ms(wait):.2f} of {ms(total):.2f} ms ({100 * wait / total:.0f} % of its "
-                f"{'hidden' if where == 'hidden' else 'exposed'} communication).",
+                f"{where} communication{span}).",
                 rank=row["rank"],
                 value=wait,
                 unit="ns",
@@ -193,32 +216,19 @@ def _waiting(result: Result) -> Iterator[Finding]:
 
 def _no_communication(result: Result) -> Iterator[Finding]:
     silent = [row["rank"] for row in _totals(result) if row["communication_ns"] == 0]
-    graphs = any(one.startswith("whole_graph") for one in (warning.code for warning in result.warnings))
-    if silent and not graphs:
-        every = len(silent) == result["overlap"]["rank"].n_unique()
-        who = (
-            "no rank"
-            if every and len(silent) > 1
-            else "the capture"
-            if every
-            else f"rank {', '.join(map(str, silent))}"
-        )
-        verb = "ran" if every and len(silent) > 1 else "holds no communication kernels" if every else "ran no"
-        message = (
-            f"No communication kernels: {who} ran any; overlap is not applicable."
-            if every and len(silent) > 1
-            else f"No communication kernels on {who}; overlap is not applicable."
-        )
-        del verb
-        yield Finding(
-            "no_communication",
-            message,
-            rank=silent[0] if len(silent) == 1 else None,
-            value=0,
-            unit="count",
-            rows=tuple(_row(rank) for rank in silent),
-            severity=60,
-        )
+    if not silent or any(warning.code == "whole_graph_spans" for warning in result.warnings):
+        return
+    every = len(silent) == result["overlap"]["rank"].n_unique()
+    who = "on any rank" if every and len(silent) > 1 else f"on rank {', '.join(map(str, silent))}"
+    yield Finding(
+        "no_communication",
+        f"No communication kernels {who}; overlap is not applicable.",
+        rank=silent[0] if len(silent) == 1 else None,
+        value=0,
+        unit="count",
+        rows=tuple(_row(rank) for rank in silent),
+        severity=60,
+    )
 
 
 def _same_stream(result: Result) -> Iterator[Finding]:
