@@ -1,0 +1,346 @@
+"""Diagnosis: causes drawn by hand, bounds on random runs, and real captures with a known bottleneck."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from scene import MS, Scene
+from test_critical_path_random import Op, programs, simulate, trace_of
+
+from nsysddp import samples
+from nsysddp.analyses import context_of
+from nsysddp.analyses.causes import BY_CODE, CAUSES, link_reference_gbps
+from nsysddp.analyses.critical_path import critical_path
+from nsysddp.analyses.diagnosis import COMPUTATION, TABLES, UNRESOLVED, diagnose
+from nsysddp.analyses.link import fit_link
+from nsysddp.cli import cli
+from nsysddp.ingest.load import load
+from nsysddp.result import Result
+from nsysddp.trace import Trace
+
+Unpacked = Callable[[str], Path]
+
+
+def of(trace: Trace) -> Result:
+    """The diagnosis of a drawn trace, whose collectives are all-reduces."""
+    named = trace.collectives.with_columns(kind=pl.col("kind").fill_null("all_reduce"))
+    return diagnose(context_of(replace(trace, collectives=named)))
+
+
+def costs(result: Result) -> dict[str, float]:
+    """Milliseconds per step of each cause; -1 of a fault."""
+    return {
+        cause: -1.0 if cost is None else cost / MS
+        for cause, cost in result["diagnosis"].select("cause", "cost_ns").iter_rows()
+    }
+
+
+def real(unpacked: Unpacked, name: str) -> Result:
+    return of(load(unpacked(f"h200/{name}"), host_calls=True, shapes=True, metrics=True))
+
+
+# --- drawn by hand ---------------------------------------------------------------------------------------------------
+
+
+def two_ranks(late_ms: float) -> Scene:
+    """One step each: forward g, backward b, then one all-reduce; rank 1's forward takes longer.
+
+    rank 0  g[1,2) b[2,4) wait  r[4.01, 7+late)
+    rank 1  g[1,2+late) b[,4+late) r[4.01+late, 7+late)
+    """
+    scene = Scene()
+    handles = []
+    for rank, more in ((0, 0.0), (1, late_ms)):
+        scene.range(rank, "step 0", 0, 20)
+        scene.range(rank, "forward", 0, 0.2)
+        scene.range(rank, "backward", 0.3, 0.6)
+        scene.launch(rank, 7, (1, 2 + more), "g", ("main", 0.05, 0.1))
+        scene.launch(rank, 7, (2 + more, 4 + more), "b", ("main", 0.35, 0.4))
+        scene.record(rank, 7, 0.41, 1)
+        scene.wait(rank, 17, 0.42, 1)
+        handles.append(
+            scene.launch(
+                rank, 17, (4.001 + more, 7 + late_ms), "nccl", ("main", 0.45, 0.5), kind="communication"
+            )
+        )
+    scene.collective(*handles)
+    return scene
+
+
+@pytest.mark.parametrize("late_ms", [0.5, 3.0])
+def test_lateness_of_a_rank_is_what_it_costs(late_ms: float) -> None:
+    result = of(two_ranks(late_ms).trace())
+    first = result["diagnosis"].filter(pl.col("cause") == "straggler").row(0, named=True)
+    assert first["cost_ns"] == pytest.approx(late_ms * MS, abs=0.002 * MS)
+    assert first["rank"] == 1
+    assert first["phase"] == "forward"  # where it takes longer, not where the lateness shows
+    assert f"g alone {late_ms:.3f} ms longer" in first["claim"]
+
+
+def test_without_lateness_there_is_no_straggler() -> None:
+    result = of(two_ranks(0.0).trace())
+    assert "straggler" not in costs(result)
+    assert costs(result)["single_bucket"] == pytest.approx(2.999)
+
+
+def test_the_late_rank_is_behind_the_median_of_the_others() -> None:
+    """Three ranks: two arrive at 4, one at 9; and with two late ones the lateness is that behind the median."""
+    for second, expected in ((4.0, 5.0), (8.0, 3.0)):
+        scene = Scene()
+        handles = []
+        for rank, end in ((0, 4.0), (1, second), (2, 9.0)):
+            scene.launch(rank, 7, (1, end), "g", ("main", 0.05, 0.1))
+            scene.record(rank, 7, 0.2, 1)
+            scene.wait(rank, 17, 0.25, 1)
+            handles.append(
+                scene.launch(rank, 17, (end, 12.0), "nccl", ("main", 0.3, 0.35), kind="communication")
+            )
+        scene.collective(*handles)
+        assert costs(of(scene.trace()))["straggler"] == pytest.approx(expected)
+
+
+def test_host_time_after_a_synchronisation_is_its_consequence() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 4), "a", ("main", 0.1, 0.2))
+    scene.synchronise(0, (0.3, 4.1), "cudaDeviceSynchronize")
+    scene.launch(0, 7, (4.6, 6), "b", ("main", 4.3, 4.5))
+    found = costs(of(scene.trace()))
+    assert found["synchronisation"] == pytest.approx(0.6)
+    assert "host_bound" not in found
+
+    scene = Scene()  # a long pause of the host is a cause of its own, whatever came before it
+    scene.launch(0, 7, (1, 4), "a", ("main", 0.1, 0.2))
+    scene.synchronise(0, (0.3, 4.1), "cudaDeviceSynchronize")
+    scene.launch(0, 7, (7.2, 8), "b", ("main", 7, 7.1))
+    found = costs(of(scene.trace()))
+    assert found["host_bound"] == pytest.approx(2.9)
+    assert found["synchronisation"] == pytest.approx(0.3)  # the rest of the call, the launch and its latency
+
+
+def test_a_bucket_ready_early_and_launched_late() -> None:
+    scene = Scene()
+    handles = []
+    for rank in (0, 1):
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.3, 1)
+        scene.wait(rank, 17, 0.4, 1)
+        handles.append(scene.launch(rank, 17, (5.0, 6.0), "nccl", ("main", 4.8, 4.9), kind="communication"))
+    scene.collective(*handles)
+    found = costs(of(scene.trace()))
+    assert found["bucket_scheduling"] == pytest.approx(3.0)
+    assert found["slow_communication"] == pytest.approx(1.0)
+
+
+def test_collectives_on_the_compute_stream() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 2), "g", ("main", 0.1, 0.2))
+    one = scene.launch(0, 7, (2, 3), "nccl", ("main", 0.3, 0.4), kind="communication")
+    scene.launch(1, 7, (1, 2), "g", ("main", 0.1, 0.2))
+    other = scene.launch(1, 7, (2, 3), "nccl", ("main", 0.3, 0.4), kind="communication")
+    scene.collective(one, other)
+    assert costs(of(scene.trace()))["compute_stream"] == pytest.approx(1.0)
+
+
+def racing(*, ordered: bool, early: bool) -> Trace:
+    """The optimizer on its own stream; it starts before the reduction ends, or just does not wait for it."""
+    scene = Scene()
+    handles = []
+    for rank in (0, 1):
+        scene.range(rank, "step 0", 0, 20)
+        scene.range(rank, "backward", 0, 0.6)
+        scene.range(rank, "optimizer", 0.7, 1.5)
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.25, 1)
+        scene.wait(rank, 17, 0.3, 1)
+        handles.append(scene.launch(rank, 17, (2.1, 4), "nccl", ("main", 0.4, 0.5), kind="communication"))
+        scene.record(rank, 17, 0.55, 2)
+        if ordered:
+            scene.wait(rank, 9, 0.8, 2)
+        scene.launch(rank, 9, (3, 5) if early else (4.1, 5), "adam", ("main", 0.9, 1.0))
+    scene.collective(*handles)
+    return scene.trace()
+
+
+def test_an_optimizer_that_does_not_wait_is_a_fault_without_cost() -> None:
+    observed = of(racing(ordered=False, early=True))["diagnosis"].filter(pl.col("cause") == "race")
+    assert observed["cost_ns"].to_list() == [None]
+    assert observed["confidence"].to_list() == ["high"]
+    assert "1.000 ms before" in observed["claim"][0]
+    silent = of(racing(ordered=False, early=False))["diagnosis"].filter(pl.col("cause") == "race")
+    assert silent["confidence"].to_list() == ["low"]
+    assert "race" not in costs(of(racing(ordered=True, early=False)))
+
+
+def test_a_run_that_is_not_steady_is_a_fault() -> None:
+    scene = Scene()
+    at = 1.0
+    for number, length in enumerate((9.0, 2.0, 2.0, 4.0)):
+        scene.range(0, f"step {number}", at - 0.9, at - 0.1)
+        scene.launch(0, 7, (at, at + length), "g", ("main", at - 0.5, at - 0.4))
+        at += length + 1
+    row = of(scene.trace())["diagnosis"].filter(pl.col("cause") == "not_steady").row(0, named=True)
+    assert "the first step is warm-up" in row["claim"]
+    assert "steady steps last" in row["claim"]
+
+
+def test_link_fit_finds_latency_and_bandwidth_and_says_when_it_cannot() -> None:
+    def timed(sizes: list[int], noise: float = 0.0) -> pl.DataFrame:
+        rows = []
+        for number, size in enumerate(sizes):
+            start = number * 10_000_000
+            time = round((20_000 + size / 100) * (1 + noise * (-1) ** number))
+            rows.append(
+                {
+                    "kind": "all_reduce",
+                    "collective_id": number,
+                    "bytes": size,
+                    "group_size": 2,
+                    "ready_ns": start,
+                    "transfer_start_ns": start,
+                    "end_ns": start + time,
+                }
+            )
+        return pl.DataFrame(rows)
+
+    link = fit_link(timed([4, 1 << 20, 4 << 20, 25 << 20] * 3))
+    assert link is not None
+    assert link.has_latency
+    assert link.latency_ns == pytest.approx(20_000, rel=0.01)
+    assert link.bandwidth_gbps == pytest.approx(100, rel=0.01)
+    assert link.error_ratio < 0.001
+    noisy = fit_link(timed([4, 1 << 20, 4 << 20, 25 << 20] * 3, noise=0.1))
+    assert noisy is not None
+    assert 0.05 < noisy.error_ratio < 0.15
+    single = fit_link(timed([1 << 20] * 4))
+    assert single is not None
+    assert not single.has_latency
+    assert single.transfer_ns(2 << 20) == 2 * single.transfer_ns(1 << 20)
+    assert fit_link(timed([4]).with_columns(bytes=pl.lit(None, pl.Int64))) is None
+
+
+def test_every_cause_says_what_to_try_and_what_refutes_it() -> None:
+    assert len(BY_CODE) == len(CAUSES)
+    for cause in CAUSES:
+        assert cause.title
+        assert cause.try_next
+        assert cause.refuted_by
+    assert link_reference_gbps("NVIDIA H200") == 450
+    assert link_reference_gbps("NVIDIA H100 PCIe") == 64
+    assert link_reference_gbps("a toaster") is None
+    assert link_reference_gbps(None) is None
+
+
+# --- bounds on any run -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs=programs())
+def test_causes_never_cost_more_than_the_path(programs: tuple[tuple[Op, ...], ...]) -> None:
+    trace = trace_of(programs, simulate(programs))
+    if trace.events.is_empty():
+        return
+    result = of(trace)
+    steps = result["diagnosis_step"]
+    sums = steps.group_by("step_index").agg(pl.col("cost_ns").sum(), pl.col("path_ns").first())
+    assert (sums["cost_ns"] <= sums["path_ns"]).all()
+    # One path, one step: every instant is given to something, and what is given is what the path holds.
+    paths = critical_path(trace)
+    if paths["critical_path_step"].height == 1:
+        assert int(steps["cost_ns"].sum()) == int(paths["critical_path_step"]["path_ns"].sum())
+    assert set(steps["cause"]) <= {*BY_CODE, COMPUTATION, UNRESOLVED}
+    found = result["diagnosis"].filter(pl.col("cost_ns").is_not_null())
+    assert found["cost_ns"].is_sorted(descending=True)
+    for table in TABLES:
+        assert result[table.name].columns == table.names
+
+
+# --- real captures ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_8_million_cycles_late_is_the_first_cause(unpacked: Unpacked) -> None:
+    result = real(unpacked, "cvd")
+    first = result["diagnosis"].row(0, named=True)
+    assert first["cause"] == "straggler"
+    assert (first["rank"], first["phase"], first["confidence"]) == (1, "forward", "high")
+    assert (
+        4.0 < first["cost_ns"] / MS < 4.8
+    )  # 4.04 ms of spin; NCCL kernels that wait slow the other rank down too
+    assert first["steps"] == first["of_steps"] == 4
+    assert first["cost_ns"] > 10 * (result["diagnosis"]["cost_ns"][1] or 0)
+
+
+def test_serial_matmul_and_all_reduce_share_a_stream(unpacked: Unpacked) -> None:
+    result = real(unpacked, "tp")
+    first = result["diagnosis"].row(0, named=True)
+    assert first["cause"] == "compute_stream"
+    assert first["step_ratio"] > 0.35
+
+
+def test_one_bucket_is_found_where_there_is_one_and_not_where_there_are_twelve(unpacked: Unpacked) -> None:
+    one, twelve = costs(real(unpacked, "delay_cap64")), costs(real(unpacked, "delay_cap4"))
+    assert one["single_bucket"] == pytest.approx(0.174, abs=0.01)
+    assert "single_bucket" not in twelve
+    assert twelve["compute_tail"] == pytest.approx(
+        0.031, abs=0.005
+    )  # the last of twelve, of 0.38 ms together
+
+
+def test_a_small_gpt_on_a_fast_link_is_host_bound(unpacked: Unpacked) -> None:
+    result = real(unpacked, "blobs_ddp")
+    assert result["diagnosis"]["cause"][0] == "host_bound"
+    assert result["diagnosis"]["confidence"][0] == "medium"  # the profiler lengthens host time
+
+
+@pytest.mark.parametrize("name", ["graph_node", "graph_graph", "hook", "nodelay_cap16"])
+def test_no_cause_is_invented(unpacked: Unpacked, name: str) -> None:
+    found = costs(real(unpacked, name))
+    assert not {"race", "compute_stream", "process_groups", "graph_breaks", "link_contention"} & set(found)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("diagnosis") / "one_bucket.sqlite"
+    with gzip.open(samples.path(samples.ONE_BUCKET)) as packed, target.open("wb") as out:
+        shutil.copyfileobj(packed, out)
+    return target
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_screen_fits(sample: Path, width: int) -> None:
+    made = CliRunner().invoke(
+        cli, ["diagnose", str(sample)], env={"COLUMNS": str(width)}, catch_exceptions=False
+    )
+    assert made.exit_code == 0
+    assert max(map(len, made.output.splitlines())) <= width
+    for part in ("single_bucket", "try: ", "refuted if: ", "This capture does not tell", "confidence medium"):
+        assert part in made.output
+
+
+def test_json_and_markdown(sample: Path) -> None:
+    made = CliRunner().invoke(cli, ["diagnose", str(sample), "--format", "json"], catch_exceptions=False)
+    document = json.loads(made.output)
+    assert set(document["tables"]) == {table.name for table in TABLES}
+    assert [row["place"] for row in document["tables"]["diagnosis"]] == list(
+        range(1, len(document["tables"]["diagnosis"]) + 1)
+    )
+    assert document["findings"][0]["code"] == "critical_path_split"
+    markdown = CliRunner().invoke(
+        cli, ["diagnose", str(sample), "--format", "markdown"], catch_exceptions=False
+    )
+    assert "| single_bucket | 0.174 |" in markdown.output
+
+
+def test_times_are_refused(sample: Path) -> None:
+    assert CliRunner().invoke(cli, ["diagnose", str(sample), "--from", "1"]).exit_code != 0
