@@ -20,7 +20,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
         context.exit()
 
 
-@click.command("analyze")
+@click.command("analyze", short_help="How much communication is hidden, and what is exposed?")
 @selection_options
 @click.option(
     "--format",

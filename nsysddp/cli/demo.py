@@ -9,7 +9,7 @@ import click
 from nsysddp.errors import UsageError
 
 
-@click.command("demo")
+@click.command("demo", short_help="Two bundled captures side by side.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

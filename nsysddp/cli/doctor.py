@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Versions, and what a report can answer.")
 @click.argument("report", required=False, type=click.Path(path_type=Path))
 def command(report: Path | None) -> None:
     """Show versions; with a REPORT also what it can answer, and which capture flags would bring the rest."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-@click.command("query")
+@click.command("query", short_help="The SQL behind the numbers, and your own, on a report.")
 @click.argument("name", required=False, metavar="[NAME|FILE.sql]")
 @click.argument("report", required=False, type=click.Path(path_type=Path))
 @click.option("--show", is_flag=True, help="Print the SQL file instead of running it.")

@@ -33,5 +33,6 @@ def command(bundle: Path, reports: tuple[Path, ...], form: str) -> int:
     if found.runs:
         what = "redacted exports" if found.from_exports else "reports"
         done += f", {found.values:,} values of {found.runs} run(s) computed anew from the {what}"
-    click.echo(f"{'holds' if found.holds else 'DOES NOT HOLD'}: {done}")
+    word = "holds" if found.runs else "consistent in itself"
+    click.echo(f"{word if found.holds else 'DOES NOT HOLD'}: {done}")
     return 0 if found.holds else 1
