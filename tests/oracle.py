@@ -7,6 +7,7 @@ whole cell or none of it. Nothing here is clever, nothing is shared with the cod
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -450,9 +451,10 @@ def collectives(scene: Scene) -> list[dict[str, Any]]:
 
 
 def read_capture(path: Path, classify: Callable[[str], str]) -> dict[tuple[int | None, int], list[Event]]:
-    """GPU events of a file by (pid, device), read row by row; for sums over the capture only.
+    """GPU events of a file by (globalPid, device), read row by row; for sums over the capture only.
 
-    Rows whose times cannot be are left out: an end before the start, or beyond 2**61 ns either way.
+    Rows whose times cannot be are left out: an end before the start, or beyond 2**61 ns either way. A table that is
+    missing or empty is looked for under its versioned names (``..._V2``).
     """
     import sqlite3
 
@@ -460,7 +462,8 @@ def read_capture(path: Path, classify: Callable[[str], str]) -> dict[tuple[int |
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
-        there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        named = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        there = [name for name in named if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone()]
         texts = dict(connection.execute("SELECT id, value FROM StringIds"))
         for table, kind in (
             ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"),
@@ -468,8 +471,10 @@ def read_capture(path: Path, classify: Callable[[str], str]) -> dict[tuple[int |
             ("CUPTI_ACTIVITY_KIND_MEMSET", "memory"),
             ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "graph"),
         ):
-            if table not in there:
+            versions = [name for name in sorted(there) if re.fullmatch(rf"{table}(_V\d+)?", name)]
+            if not versions:
                 continue
+            table = versions[0]
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             name = "shortName" if kind == "kernel" else "NULL"
             process = "globalPid" if "globalPid" in columns else "NULL"
@@ -479,8 +484,7 @@ def read_capture(path: Path, classify: Callable[[str], str]) -> dict[tuple[int |
                 if end < start or start <= -(1 << 61) or end >= 1 << 61:
                     continue
                 what = classify(str(texts.get(text, f"unknown kernel {text}"))) if kind == "kernel" else kind
-                key = (None if packed is None else (packed >> 24) & 0xFFFFFF, device)
-                found.setdefault(key, []).append(Event(0, what, start, end))
+                found.setdefault((packed, device), []).append(Event(0, what, start, end))
     finally:
         connection.close()
     return found

@@ -96,12 +96,9 @@ def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
 
 def _ready_of_peers(trace: Trace, matched: pl.DataFrame) -> pl.DataFrame:
     """Sends and receives: ready is the latest start over the kernels of all peers and the kernel itself."""
-    pairs = (
-        matched.filter(pl.col("ready_peers").is_not_null())
-        .select("event", "ready_peers")
-        .with_columns(pl.concat_list("ready_peers", pl.col("event").cast(pl.List(pl.Int64))))
-        .explode("ready_peers")
-    )
+    transfers = matched.filter(pl.col("ready_peers").is_not_null()).select("event", "ready_peers")
+    themselves = transfers.select("event", pl.col("event").alias("ready_peers"))
+    pairs = pl.concat([transfers.explode("ready_peers").drop_nulls(), themselves])
     peers = pairs["ready_peers"].to_numpy()
     looked_up = pairs.with_columns(
         trace.events["start_ns"].gather(peers),

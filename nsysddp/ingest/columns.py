@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 TIME_LIMIT_NS = 1 << 61
 """Times beyond this (73 years) cannot be real and would overflow when clocks are aligned."""
 
+SMALLEST_ROW_BYTES = 8
+"""No row of a GPU event takes less in a file."""
+
 NONE = -1
 """Stands for a null id (correlation, context, process) in numpy columns."""
 
@@ -132,11 +135,21 @@ class Bulk:
     Args:
         ranges: first and last rowid of each range.
         dtypes: column to numpy type.
+        report: file name for messages.
+        file_bytes: size of the file, which bounds the rows that can be in it whatever their numbers are.
     """
 
-    def __init__(self, ranges: Sequence[tuple[int, int]], dtypes: Mapping[str, type[np.generic]]) -> None:
-        sizes = [last - first + 1 for first, last in ranges]
-        self._begin = [sum(sizes[:number]) for number in range(len(sizes))]
+    def __init__(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        dtypes: Mapping[str, type[np.generic]],
+        report: str,
+        file_bytes: int,
+    ) -> None:
+        self._report = report
+        most = file_bytes // SMALLEST_ROW_BYTES
+        sizes = [min(max(last - first + 1, 0), most) for first, last in ranges]
+        self._begin = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
         self._filled = [0] * len(sizes)
         self._columns = {name: np.empty(sum(sizes), dtype=dtype) for name, dtype in dtypes.items()}
         self.dropped = 0
@@ -151,6 +164,8 @@ class Bulk:
         """Append one batch to its row range."""
         size = len(next(iter(columns.values())))
         first = self._begin[part] + self._filled[part]
+        if first + size > self._begin[part + 1]:
+            raise _damaged("a table holds more rows than it has row numbers for", self._report)
         for name, values in columns.items():
             self._columns[name][first : first + size] = values
         self._filled[part] += size
@@ -163,7 +178,7 @@ class Bulk:
         values = self._columns.pop(name)
         if self.rows == values.size:
             return values
-        pieces = [values[a : a + size] for a, size in zip(self._begin, self._filled, strict=True)]
+        pieces = [values[a : a + size] for a, size in zip(self._begin, self._filled, strict=False)]
         return np.concatenate(pieces) if pieces else values
 
 

@@ -128,7 +128,7 @@ def _scan(
     name_column: str | None,
     progress: Callable[[int], None] | None,
 ) -> Bulk:
-    gathered = Bulk(sql.row_ranges(report, table), _FIELDS)
+    gathered = Bulk(sql.row_ranges(report, table), _FIELDS, report.name, report.database.stat().st_size)
     has_bytes = "bytes" in sql.get(query).columns
     has_graph = "graph_node" in sql.get(query).columns
 

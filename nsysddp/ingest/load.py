@@ -413,6 +413,7 @@ class _Run:
                 str(row["bus"] or ""),
             )
             for row in sql.rows(report, "gpus")
+            if row["gpu"] is not None
         }
         for row in sql.rows(report, "cuda_gpus"):
             if row["gpu"] is None:
@@ -421,7 +422,7 @@ class _Run:
         mapping = {
             (int(row["pid"]), int(row["device"])): int(row["gpu"])
             for row in sql.rows(report, "cuda_devices")
-            if row["gpu"] is not None
+            if None not in (row["pid"], row["device"], row["gpu"])
         }
         return mapping, listed
 

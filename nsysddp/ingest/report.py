@@ -162,10 +162,12 @@ def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
         database = _as_sqlite(source, head, stack, nsys)
         report = Report(source, database, _stack=stack)
         _inspect(report)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         stack.close()
         raise NotAReport(
-            f"the SQLite file is damaged or incomplete ({error})", file=source, do="export the report again"
+            f"the SQLite file is damaged or incomplete ({str(error)[:100]})",
+            file=source,
+            do="export the report again",
         ) from error
     except BaseException:
         stack.close()

@@ -174,9 +174,15 @@ def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
     try:
         with report.engine.connect() as connection:
             result = connection.execute(text(_escaped(query.bound_to(report))), values)
-            return [dict(row) for row in result.mappings()]
-    except DBAPIError as error:
-        raise _unreadable(report, query, error.orig or error) from error
+            found = [dict(row) for row in result.mappings()]
+    except (DBAPIError, UnicodeDecodeError) as error:
+        raise _unreadable(report, query, getattr(error, "orig", None) or error) from error
+    for name, meaning in query.columns.items():
+        if meaning.startswith("INTEGER") and any(
+            not isinstance(row[name], (int, type(None))) for row in found
+        ):
+            raise _unreadable(report, query, TypeError(f"{name} holds what is no integer"))
+    return found
 
 
 def _escaped(sql: str) -> str:
@@ -250,6 +256,9 @@ def scan(
     edges = row_ranges(report, table)
     if not edges:
         return
+    # Open at both ends: in a damaged file rows can have numbers beyond those of the first and the last.
+    edges[0] = (-(1 << 63), edges[0][1])
+    edges[-1] = (edges[-1][0], (1 << 63) - 1)
     sql = query.bound_to(report)
     failures: list[BaseException] = []
 
