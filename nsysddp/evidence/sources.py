@@ -188,6 +188,7 @@ def _reports(folder: Path) -> tuple[Path, ...]:
 
 def ranks_of_one_run(paths: Sequence[Path]) -> list[Source]:
     """Sources of paths of which reports together are the ranks of one run, and each folder is one run or several."""
+    _must_exist(paths)
     reports = tuple(path for path in paths if not path.is_dir())
     made = [one for path in paths if path.is_dir() for one in folder_sources(path)]
     if reports:
@@ -197,12 +198,19 @@ def ranks_of_one_run(paths: Sequence[Path]) -> list[Source]:
 
 def repeats(paths: Sequence[Path]) -> list[Source]:
     """Sources of paths of which each report is a run of its own, and each folder is one run or several."""
+    _must_exist(paths)
     made = [
         one
         for path in paths
         for one in (folder_sources(path) if path.is_dir() else [Source(path.name, (path,))])
     ]
     return _distinct(made)
+
+
+def _must_exist(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise NotAReport("there is no such file or folder", file=path)
 
 
 def _distinct(made: list[Source]) -> list[Source]:

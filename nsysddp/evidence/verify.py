@@ -256,7 +256,7 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
 def _again(
     members: Mapping[str, bytes], plan: _Plan, given: Sequence[Path], notes: list[str]
 ) -> tuple[bundle.Evidence, dict[str, bytes], bool] | None:
-    """The evidence computed anew, its exports, and whether it is from them; None where there is nothing to do it from."""
+    """The evidence computed anew, its exports, and whether it is from them; None where nothing is there to do it."""
     if not given and not any(name.startswith("exports/") for name in members):
         notes.append("nothing was computed anew: give the reports to check every number")
         return None
@@ -284,10 +284,14 @@ def _from_reports(scratch: Path, plan: _Plan, given: Sequence[Path]) -> Iterator
         inside = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
         for one in inside:
             found.setdefault(File.of(one).sha256, one.resolve())
-    missing = [file.name for run in plan.runs for file in run.files if file.sha256 not in found]
+    missing = [
+        f"{file.name} of {run.name}" for run in plan.runs for file in run.files if file.sha256 not in found
+    ]
     if missing:
         raise EvidenceError(
-            f"no file given has the hash of {', '.join(missing)}: another version, or not given",
+            f"no file given has the hash of {', '.join(missing[:5])}"
+            + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            + ": another version, or not given",
             do="give every file that manifest.json lists under runs, or none",
         )
     for number, run in enumerate(plan.runs):
@@ -344,8 +348,8 @@ def _against_reports(
     same = remade["versions"] == manifest.get("versions")
     if not same:
         notes.append(
-            f"pictures, page and exports were made with other versions ({_spelled(manifest.get('versions'))}), so their bytes "
-            "were not compared with what these versions make"
+            f"pictures, page and exports were made with other versions ({_spelled(manifest.get('versions'))}), so "
+            "their bytes were not compared with what these versions make"
         )
     for name in sorted({*again, *members} - {"evidence.json", "manifest.json"}):
         if name not in again:
