@@ -36,7 +36,8 @@ MOST_ROWS = 20_000
 MOST_SHOWN = 40
 """Rows of a short table."""
 
-MOST_BARS = 24
+_PROSE = 70
+"""Texts longer than this are set in lines."""
 
 _DARK = {
     "compute": "#2A93D4",
@@ -156,9 +157,9 @@ def html_report(
         The page's text, to be written as UTF-8; the same input gives the same text.
     """
     long = [_long_table(result, *one) for one in _LONG]
-    places = _Places(result, context, long[0]["kept"])
     path = None if critical_path is None else critical_path.tables["critical_path"]
     timeline, columns = timeline_of(context, path)
+    places = _Places(result, context, path, kept=long[0]["kept"], origin_ns=timeline["origin_ns"])
     findings = [places.finding(one, f"finding-{number}") for number, one in enumerate(result.findings)]
     labels, figures = per_rank.figures(result)
     bars = per_rank.bars(result)
@@ -420,10 +421,8 @@ def _rank_table(result: Result, labels: list[str], figures: list[per_rank.Figure
     }
 
 
-def _head(
-    label: str, *, number: bool = False, name: bool = False, meaning: str | None = None
-) -> dict[str, Any]:
-    return {"label": label, "number": number, "name": name, "meaning": meaning}
+def _head(label: str, *, number: bool = False, name: bool = False, prose: bool = False) -> dict[str, Any]:
+    return {"label": label, "number": number, "name": name, "prose": prose}
 
 
 def _kind(name: str, dtype: pl.DataType) -> str:
@@ -526,6 +525,8 @@ def _cell(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{100 * value:.1f} %" if name.endswith("_ratio") else f"{value:,.4g}"
+    if name == "kind":
+        return str(value).replace("_", " ")
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return (
@@ -536,7 +537,12 @@ def _cell(name: str, value: Any) -> str:
 def _short_table(caption: str, frame: pl.DataFrame, most: int = MOST_SHOWN) -> dict[str, Any]:
     names = [name for name in frame.columns if frame[name].null_count() < frame.height] or frame.columns[:1]
     heads = [
-        _head(_label(name), number=frame[name].dtype.is_numeric(), name=name in ("name", "kernel"))
+        _head(
+            _label(name),
+            number=frame[name].dtype.is_numeric(),
+            name=name in ("name", "kernel"),
+            prose=frame[name].dtype == pl.String and bool((frame[name].str.len_chars() > _PROSE).any()),
+        )
         for name in names
     ]
     rows = [
@@ -562,7 +568,11 @@ def _short_table(caption: str, frame: pl.DataFrame, most: int = MOST_SHOWN) -> d
 class _Places:
     """Where in the timeline and in the tables a finding is seen."""
 
-    def __init__(self, result: Result, context: Context, kept: pl.Series) -> None:
+    def __init__(
+        self, result: Result, context: Context, path: pl.DataFrame | None, *, kept: pl.Series, origin_ns: int
+    ) -> None:
+        self._path = path
+        self._origin_ns = origin_ns
         self._collective = result["collective"][kept.to_list()].with_row_index("row")
         self._windows = {(one.rank, one.step): one for one in context.every_window.windows}
         self._steps = {
@@ -599,30 +609,52 @@ class _Places:
         return None
 
     def _place(self, finding: Finding) -> dict[str, Any] | None:
+        """The collective, the piece of the critical path, the step or the rank that shows it best."""
+        return self._worst_collective(finding) or self._longest_piece(finding) or self._window(finding)
+
+    def _worst_collective(self, finding: Finding) -> dict[str, Any] | None:
         by = _PLACE_BY.get(finding.code)
-        if by is not None:
-            part = self._collective.filter(pl.col(by).is_not_null())
-            if finding.rank is not None:
-                part = part.filter(pl.col("rank") == finding.rank)
-            if finding.step is not None:
-                part = part.filter(pl.col("step") == finding.step)
-            streams = [row["stream"] for row in finding.rows if "stream" in row]
-            if streams:
-                part = part.filter(pl.col("stream").is_in(streams))
-            if part.height:
-                return {"collective": part.sort(by, "row", descending=[True, False])["row"][0]}
+        if by is None:
+            return None
+        part = self._collective.filter(pl.col(by).is_not_null())
+        for column, value in (("rank", finding.rank), ("step", finding.step)):
+            if value is not None:
+                part = part.filter(pl.col(column) == value)
+        streams = [row["stream"] for row in finding.rows if "stream" in row]
+        if streams:
+            part = part.filter(pl.col("stream").is_in(streams))
+        if part.is_empty():
+            return None
+        return {"collective": part.sort(by, "row", descending=[True, False])["row"][0]}
+
+    def _longest_piece(self, finding: Finding) -> dict[str, Any] | None:
+        row = next((row for row in finding.rows if row.get("table") == "critical_path_cause"), None)
+        if row is None or self._path is None:
+            return None
+        part = self._path
+        for column in ("kind", "rank", "phase", "name"):
+            if column in row:
+                part = part.filter(pl.col(column).cast(pl.String).eq_missing(_text(row[column])))
+        if part.is_empty():
+            return None
+        longest = part.sort(pl.col("start_ns") - pl.col("end_ns"), "start_ns").row(0, named=True)
+        return self._span(longest["rank"], longest["start_ns"], longest["end_ns"], air=2)
+
+    def _window(self, finding: Finding) -> dict[str, Any] | None:
         step = finding.step or next((row["step"] for row in finding.rows if row.get("step")), None)
-        rank = (
-            finding.rank
-            if finding.rank is not None
-            else next((row["rank"] for row in finding.rows if row.get("rank") is not None), None)
-        )
-        if step is not None and step in self._steps:
+        if step in self._steps:
             return {"step": self._steps[step], **({} if finding.rank is None else {"rank": finding.rank})}
-        mine = [one for (owner, _), one in self._windows.items() if owner == rank]
-        if finding.rank is not None and mine:
-            return {"rank": rank, "from": min(one.start for one in mine), "to": max(one.end for one in mine)}
-        return None
+        mine = [one for (owner, _), one in self._windows.items() if owner == finding.rank]
+        if not mine:
+            return None
+        return self._span(finding.rank, min(one.start for one in mine), max(one.end for one in mine), air=0)
+
+    def _span(self, rank: int | None, start_ns: int, end_ns: int, *, air: float) -> dict[str, Any]:
+        return {"rank": rank, "from": start_ns - self._origin_ns, "to": end_ns - self._origin_ns, "air": air}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 # --- further sections -----------------------------------------------------------------------------------
