@@ -137,7 +137,7 @@ def test_gpt_ddp_runs_caps_in_turn_and_takes_buckets_from_ddp(tmp_path: Path) ->
     assert len(small["layout_bytes"]) > len(large["layout_bytes"]) == 1
     assert sum(small["layout_bytes"]) == 4 * small["parameters"]
     assert small["ranks"][0]["replica"] == summary(tmp_path / "cap0.1_repeat1")["ranks"][0]["replica"]
-    assert small["ranks"][0]["memory"]["with_view_bytes"] is None  # no GPU here, and no figure made up
+    assert small["ranks"][0]["memory"]["with_view_peak_bytes"] is None  # no GPU here, and no figure made up
     assert small["ranks"][0]["throughput"]["unit"] == "tokens/s"
     frame = records.read_records(tmp_path / "cap0.1_repeat0")
     clocks = frame.filter(pl.col("record") == "bucket")["clock"].unique().to_list()

@@ -342,38 +342,54 @@ def has_rebuilt(ddp: DistributedDataParallel) -> int:
     return int(ddp._has_rebuilt_buckets)
 
 
-def peak_memory(job: Job, train_once: Callable[[bool], Callable[[], object]]) -> dict[str, Any]:
-    """Peak of GPU memory in steady steps with and without ``gradient_as_bucket_view``, in bytes.
+SETTLE_S = 0.5
+"""NCCL's watchdog looks every 100 ms for collectives that are done, and keeps their tensors until then."""
 
-    Beyond what was allocated before the model was built.
+
+def peak_memory(
+    job: Job, train_once: Callable[[bool], tuple[Callable[[], object], Callable[[], object]]]
+) -> dict[str, Any]:
+    """GPU memory of steady steps with and without ``gradient_as_bucket_view``, in bytes.
+
+    Beyond what was allocated before the model was built. ``peak`` is the largest in a step, wherever it occurs;
+    ``after_backward`` what is held when all gradients exist, where a view saves the gradients' own memory.
 
     Args:
         job: this process's place in the job.
-        train_once: given the flag, builds a model and returns a function that runs one training step.
+        train_once: given the flag, builds a model and returns what runs a step up to its gradients, and the rest.
     """
+    names = [f"{name}_{what}_bytes" for name in _VIEWS for what in ("peak", "after_backward")]
     if not job.on_gpu:
-        return {
-            "with_view_bytes": None,
-            "without_view_bytes": None,
-            "reason": "no CUDA allocator on a CPU run",
-        }
-    peaks = {}
-    for name, view in (("with_view_bytes", True), ("without_view_bytes", False)):
-        gc.collect()  # a DDP module holds itself in a cycle
-        torch.cuda.synchronize()
+        return {**dict.fromkeys(names), "reason": "no CUDA allocator on a CPU run"}
+    found = []
+    for view in _VIEWS.values():
+        _settle()
         before = torch.cuda.memory_allocated()
-        step = train_once(view)
+        backward, update = train_once(view)
         for _ in range(3):
-            step()
-        # The rebuild holds old and new buckets at once, with views or without; it is over now.
-        torch.cuda.synchronize()
+            backward()
+            update()
+        _settle()  # the rebuild held old and new buckets at once, with views or without
         torch.cuda.reset_peak_memory_stats()
+        held = 0
         for _ in range(3):
-            step()
+            backward()
+            held = max(held, torch.cuda.memory_allocated())
+            update()
         torch.cuda.synchronize()
-        peaks[name] = torch.cuda.max_memory_allocated() - before
-        del step
-    return peaks
+        found += [torch.cuda.max_memory_allocated() - before, held - before]
+        del backward, update
+    return dict(zip(names, found, strict=True))
+
+
+_VIEWS = {"with_view": True, "without_view": False}
+
+
+def _settle() -> None:
+    """Wait until nothing of earlier steps is held any more: a DDP module is a cycle, and see ``SETTLE_S``."""
+    gc.collect()
+    torch.cuda.synchronize()
+    time.sleep(SETTLE_S)
 
 
 # --- the summary ----------------------------------------------------------------------------------------

@@ -208,17 +208,16 @@ def distinct(lists: Any) -> list[list[int]]:
 
 
 def memory(job: common.Job, config: Config) -> dict[str, Any]:
-    """Peak memory of a few further steps with and without ``gradient_as_bucket_view``."""
+    """Memory of a few further steps with and without ``gradient_as_bucket_view``."""
 
-    def train_once(view: bool) -> Callable[[], object]:
+    def train_once(view: bool) -> tuple[Callable[[], object], Callable[[], object]]:
         ddp, optimizer, data = build(job, config, view=view)
 
-        def step() -> None:
-            ddp(data).backward()
+        def update() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        return step
+        return lambda: ddp(data).backward(), update
 
     return common.peak_memory(job, train_once)
 

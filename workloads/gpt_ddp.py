@@ -103,17 +103,16 @@ def run(job: common.Job, size: gpt.Size, cap_mib: float, folder: common.Path) ->
 
 
 def memory(job: common.Job, size: gpt.Size, cap_mib: float) -> dict[str, Any]:
-    """Peak memory of a few further steps with and without ``gradient_as_bucket_view``."""
+    """Memory of a few further steps with and without ``gradient_as_bucket_view``."""
 
-    def train_once(view: bool) -> Callable[[], object]:
+    def train_once(view: bool) -> tuple[Callable[[], object], Callable[[], object]]:
         _, optimizer, loss_of = build(job, size, cap_mib, view=view)
 
-        def step() -> None:
-            loss_of().backward()
+        def update() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        return step
+        return lambda: loss_of().backward(), update
 
     return common.peak_memory(job, train_once)
 
