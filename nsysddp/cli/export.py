@@ -1,0 +1,50 @@
+"""``nsysddp export``: the run in the format of another viewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsysddp.cli.options import Request, selection_options
+
+
+@click.command("export", short_help="Write a run for the Perfetto viewer.")
+@selection_options
+@click.option(
+    "--perfetto",
+    "out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The trace: .pftrace.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+def command(request: Request, out: Path, force: bool) -> None:
+    """Write the run as a Perfetto trace, to open at https://ui.perfetto.dev or with its trace processor.
+
+    Each rank has its steps, transfer and wait, streams and threads; flows lead from a launch to its kernel and join
+    the kernels of a collective over the ranks. With --from or --to there is no critical path.
+    """
+    from nsysddp.analyses import context_of
+    from nsysddp.analyses.critical_path import critical_path
+    from nsysddp.render.files import check_file, whole_file
+    from nsysddp.render.perfetto import check_perfetto, write_perfetto
+
+    check_perfetto()
+    check_file(out, force=force)
+    trace = request.load(launches=True, host_calls=True)
+    selection = request.selection()
+    context = context_of(trace, selection)
+    path = None
+    if request.from_ms is None and request.to_ms is None:
+        path = critical_path(
+            trace,
+            request.per,  # type: ignore[arg-type]
+            first_step=max(selection.first_step or 0, selection.skip_warmup),
+            last_step=selection.last_step,
+            attribution=context.attribution,
+        )
+    with whole_file(out) as stream:
+        slices = write_perfetto(context, stream, critical_path=path)
+    click.echo(f"wrote {out} ({slices:,} slices)", err=True)
