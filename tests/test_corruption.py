@@ -120,7 +120,7 @@ def flip_header(rng: random.Random, path: Path) -> None:
 def spoil_pages(rng: random.Random, path: Path) -> None:
     data = bytearray(path.read_bytes())
     size = 4096
-    pages = len(data) // size
+    pages = max(2, len(data) // size)
     for _ in range(rng.choice([1, 2, 5])):
         page = rng.randrange(1, pages)
         other = rng.randrange(1, pages)

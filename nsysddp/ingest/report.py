@@ -120,9 +120,12 @@ class Report(AbstractContextManager["Report"]):
 
         def work() -> None:
             digest = hashlib.sha256()
-            with self.path.open("rb") as handle:
-                while block := handle.read(1 << 22):
-                    digest.update(block)
+            try:
+                with self.path.open("rb") as handle:
+                    while block := handle.read(1 << 22):
+                        digest.update(block)
+            except OSError:
+                return  # said by ``sha256``, in the caller's thread
             self._hash.append(digest.hexdigest())
 
         self._hasher = threading.Thread(target=work, name="sha256", daemon=True)
