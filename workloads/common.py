@@ -343,7 +343,7 @@ def has_rebuilt(ddp: DistributedDataParallel) -> int:
 
 
 SETTLE_S = 0.5
-"""NCCL's watchdog looks every 100 ms for collectives that are done, and keeps their tensors until then."""
+"""NCCL's watchdog looks every 100 ms for collectives that are done."""
 
 
 def peak_memory(
@@ -363,13 +363,13 @@ def peak_memory(
         return {**dict.fromkeys(names), "reason": "no CUDA allocator on a CPU run"}
     found = []
     for view in _VIEWS.values():
-        _settle()
+        _settle(job)
         before = torch.cuda.memory_allocated()
         backward, update = train_once(view)
         for _ in range(3):
             backward()
             update()
-        _settle()  # the rebuild held old and new buckets at once, with views or without
+        _settle(job)  # the rebuild held old and new buckets at once, with views or without
         torch.cuda.reset_peak_memory_stats()
         held = 0
         for _ in range(3):
@@ -385,11 +385,17 @@ def peak_memory(
 _VIEWS = {"with_view": True, "without_view": False}
 
 
-def _settle() -> None:
-    """Wait until nothing of earlier steps is held any more: a DDP module is a cycle, and see ``SETTLE_S``."""
-    gc.collect()
+def _settle(job: Job) -> None:
+    """Wait until nothing of earlier steps is held any more.
+
+    A DDP module is a cycle. And torch's NCCL backend keeps a collective's tensors until its watchdog has seen it done
+    *and* the next collective is called: without one, the last model's buckets count as the next one's start.
+    """
     torch.cuda.synchronize()
     time.sleep(SETTLE_S)
+    dist.all_reduce(torch.zeros(1, device=job.device))
+    torch.cuda.synchronize()
+    gc.collect()
 
 
 # --- the summary ----------------------------------------------------------------------------------------
