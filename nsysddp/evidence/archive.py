@@ -110,9 +110,10 @@ def read(content: bytes) -> tuple[dict[str, bytes], list[str]]:
         start = offset + _LOCAL.size + local[9] + local[10]
         packed = content[start : start + packed_size]
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        stored = entry[4] == 0  # by another program: still said what differs, below
         try:
             # A bound: a damaged or hostile stream must not unpack without end.
-            data = unpacker.decompress(packed, full_size + 1)
+            data = packed if stored else unpacker.decompress(packed, full_size + 1)
         except zlib.error:
             data = b""
         if len(data) != full_size or zlib.crc32(data) != crc or unpacker.unused_data:

@@ -76,6 +76,33 @@ class Reading:
         """As plain JSON values."""
         return asdict(self)
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Reading:
+        """What ``as_dict`` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        kinds: dict[str, tuple[type, ...]] = {
+            "per": (str,),
+            "from_ns": (int, type(None)),
+            "to_ns": (int, type(None)),
+            "first_step": (int, type(None)),
+            "last_step": (int, type(None)),
+            "skip_warmup": (int,),
+            "step_pattern": (str,),
+            "phase_patterns": (dict,),
+            "clock_tolerance_ns": (int,),
+            "rules": (str, type(None)),
+        }
+        wrong = [name for name, kind in kinds.items() if not isinstance(content[name], kind)]
+        patterns = content["phase_patterns"]
+        if wrong or set(content) != set(kinds) or content["per"] not in ("step", "capture"):
+            raise ValueError(f"how it was read: {wrong or sorted(content)}")
+        if not all(isinstance(text, str) for pair in patterns.items() for text in pair):
+            raise ValueError("phase patterns that are no text")
+        return cls(**content)
+
     @property
     def selection(self) -> Selection:
         """The part of a run."""
