@@ -228,26 +228,7 @@ class _Facts:
     def of(cls, context: Context, graph: Graph) -> _Facts:
         """Ask the other analyses."""
         trace = context.trace
-        slower: dict[tuple[int, int], float] = {}
-        slower_transfer: dict[int, float] = {}
-        if trace.shapes is not None:
-            found = contention_analysis.contention(context)
-            known = found["contention_step"].filter(
-                pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
-            )
-            for rank, step, cost, beside in known.select(
-                "rank", "step_index", "contention_ns", "hidden_communication_ns"
-            ).iter_rows():
-                slower[(rank, -1 if step is None else step)] = min(cost / beside, 1.0)
-            reverse = found["contention"].filter(
-                pl.col("side") == "communication", pl.col("ratio_low") > 1, pl.col("beside_ns") > 0
-            )
-            for rank, mean in (
-                reverse.group_by("rank")
-                .agg(((1 - 1 / pl.col("ratio")) * pl.col("beside_ns")).sum() / pl.col("beside_ns").sum())
-                .iter_rows()
-            ):
-                slower_transfer[rank] = mean
+        slower, slower_transfer = slowdowns(context)
         large = context.timed.filter(pl.col("bytes") >= LARGE_BYTES, pl.col("ready_ns").is_not_null()).unique(
             "collective_id"
         )
@@ -275,6 +256,35 @@ class _Facts:
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
             excess=_excess(context),
         )
+
+
+def slowdowns(context: Context) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
+    """By how much are kernels slower beside communication, and transfers beside computation?
+
+    Returns:
+        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost, and
+        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0,
+        and empty without launch shapes.
+    """
+    slower: dict[tuple[int, int], float] = {}
+    transfers: dict[int, float] = {}
+    if context.trace.shapes is None:
+        return slower, transfers
+    found = contention_analysis.contention(context)
+    known = found["contention_step"].filter(
+        pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
+    )
+    for rank, step, cost, beside in known.select(
+        "rank", "step_index", "contention_ns", "hidden_communication_ns"
+    ).iter_rows():
+        slower[(rank, -1 if step is None else step)] = min(cost / beside, 1.0)
+    reverse = found["contention"].filter(
+        pl.col("side") == "communication", pl.col("ratio_low") > 1, pl.col("beside_ns") > 0
+    )
+    lost = ((1 - 1 / pl.col("ratio")) * pl.col("beside_ns")).sum() / pl.col("beside_ns").sum()
+    for rank, mean in reverse.group_by("rank").agg(lost).iter_rows():
+        transfers[rank] = mean
+    return slower, transfers
 
 
 def _excess(context: Context) -> pl.DataFrame:

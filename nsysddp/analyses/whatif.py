@@ -1,0 +1,728 @@
+"""How long would the step be, if? Predicted steps from a replay of the recorded run, with the error of the replay.
+
+    predicted = recorded x replay(changed) / replay(unchanged)             mean over the steady steps but the first
+    band      = predicted x (1 ± error)
+    error     = max(1 %, standard deviation of the steady steps)           what runs of one setting differ by
+                + |replay(unchanged) / recorded - 1|                       the self-replay error
+                + for other buckets: |replay(captured buckets, fitted link) / recorded - 1|, and what the fitted link's
+                  own deviation makes of the prediction
+
+Scenarios: no communication; communication k times faster; no straggler; no contention; the optimizer in backward;
+other bucket caps or order (``rebucket``). Profiling lengthens host time: with the step that was measured without the
+profiler, the host's time is scaled so that the replay of the unchanged run reproduces it, and predictions are of that
+run.
+
+Predictions of bucket caps are compared by their bands: where these overlap, the caps cannot be told apart and none is
+named the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.analyses import buckets as bucket_analysis
+from nsysddp.analyses import replay
+from nsysddp.analyses.critical_path import critical_path
+from nsysddp.analyses.diagnosis import slowdowns
+from nsysddp.analyses.graph import Graph, build
+from nsysddp.analyses.link import Link, fit_link
+from nsysddp.analyses.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
+from nsysddp.errors import AnalysisError, UsageError
+from nsysddp.result import Finding, Result, Warning
+from nsysddp.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.units import BYTES_PER_MIB, ms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.analyses import Context
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+GOOD_REPLAY = 0.02
+"""A self-replay error below this is what the model is meant for."""
+
+_LEAST_VARIATION = 0.01
+"""Runs of one setting differ by at least this, however much alike the few steps of one capture are."""
+
+_LEAST_LINK_ERROR = 0.05
+"""A fit on a few sizes can be closer than the link is steady."""
+
+_HOST_SCALES = (0.05, 2.0)
+
+WHATIF = Table(
+    "whatif",
+    "one scenario",
+    (
+        Column(
+            "scenario", TEXT, "unchanged, no_communication, faster_K, no_straggler, ..., cap_MIB, order_NAME"
+        ),
+        Column("step_ns", INT, "predicted mean steady step; null with a reason"),
+        Column("low_ns", INT, "lower end of the band"),
+        Column("high_ns", INT, "upper end of the band"),
+        Column("change_ns", INT, "predicted - unchanged"),
+        Column("change_ratio", FLOAT, "change_ns / unchanged"),
+        Column("error_ratio", FLOAT, "half the band over the prediction"),
+        Column("buckets", INT, "bucket scenarios: number of buckets"),
+        Column("last_bucket_bytes", INT, "bucket scenarios: bytes of the last bucket"),
+        Column("is_captured", FLAG, "bucket scenarios: the layout is the captured one"),
+        Column("reason", TEXT, "why there is no prediction, or what limits it"),
+    ),
+)
+
+WHATIF_REPLAY = Table(
+    "whatif_replay",
+    "one step: recorded, and replayed with nothing changed",
+    (
+        Column("step", TEXT, "name of the step; null for the whole capture"),
+        Column("step_index", INT, "0-based order of the step; null for the whole capture"),
+        Column("is_used", FLAG, "steady, and not the first"),
+        Column(
+            "recorded_ns",
+            INT,
+            "from the end of the steps before to the end of its last event, over all ranks",
+        ),
+        Column("replayed_ns", INT, "the same in the replay"),
+        Column("error_ratio", FLOAT, "replayed / recorded - 1"),
+    ),
+)
+
+WHATIF_LINK = Table(
+    "whatif_link",
+    "the fitted transfer time of gradient collectives",
+    (
+        Column("kind", TEXT, "collective kind"),
+        Column("group_size", INT, "ranks in the communicator"),
+        Column("latency_ns", INT, "time of an empty message; null if one size only was seen"),
+        Column("bandwidth_gbps", FLOAT, "algorithm bandwidth of a large message, decimal GB/s"),
+        Column("error_ratio", FLOAT, "median relative deviation of the collectives from the line"),
+        Column("spread_ratio", FLOAT, "90th percentile of it"),
+        Column("smallest_bytes", INT, "smallest message seen"),
+        Column("largest_bytes", INT, "largest message seen"),
+        Column("samples", INT, "collectives"),
+        Column("sizes", INT, "distinct sizes"),
+    ),
+)
+
+TABLES = (WHATIF, WHATIF_REPLAY, WHATIF_LINK)
+"""The tables of `nsysddp whatif`, in order."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to predict.
+
+    Attributes:
+        caps_mib: bucket caps.
+        faster: factors by which communication is faster.
+        orders: ``ready`` or ``reverse``: the order in which buckets are filled, with the captured bucket sizes' cap.
+        parameter_bytes: bytes of the parameters in ready order; None spreads a bucket's bytes evenly.
+        measured_step_ns: mean step without the profiler, for which predictions are made.
+        standard: also the scenarios that need no argument.
+    """
+
+    caps_mib: tuple[float, ...] = ()
+    faster: tuple[float, ...] = (2.0,)
+    orders: tuple[str, ...] = ()
+    parameter_bytes: tuple[int, ...] | None = None
+    measured_step_ns: int | None = None
+    standard: bool = True
+
+
+def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = None) -> Result:
+    """How long would a step be in each of the scenarios, and how good is the replay that says so?
+
+    Args:
+        context: of a trace loaded with ``host_calls=True``, and ``shapes=True`` for scenarios about contention.
+        ask: the scenarios.
+        graph: the dependency graph, if it has been built.
+
+    Returns:
+        The tables ``whatif``, ``whatif_replay`` and ``whatif_link``.
+
+    Raises:
+        UsageError: a bucket scenario on a trace that does not show buckets.
+        AnalysisError: the trace has no host calls, or its replay is circular.
+    """
+    ask = ask or Ask()
+    trace = context.trace
+    if trace.calls is None or trace.calls.is_empty():
+        raise UsageError("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
+    graph = build(trace) if graph is None else graph
+    model = _Model.of(context, graph, ask)
+    rows = [model.row("unchanged", model.program)]
+    if ask.standard:
+        rows += _standard(model, ask)
+    bucket_rows, link = _bucket_scenarios(model, ask)
+    rows += bucket_rows
+    frames = {
+        "whatif": WHATIF.frame(rows),
+        "whatif_replay": WHATIF_REPLAY.frame(model.replayed()),
+        "whatif_link": WHATIF_LINK.frame(_link_rows(link)),
+    }
+    return Result(
+        trace,
+        frames,
+        findings=_findings(frames, model, ask),
+        assumptions=_assumptions(model, ask, bool(bucket_rows)),
+        warnings=_warnings(model, link, bool(bucket_rows)),
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The recorded program, its unchanged replay, and what a prediction starts from.
+
+    Attributes:
+        context, graph: what it was made from.
+        program: the recorded program, its host scaled.
+        steps: which events end which step.
+        recorded: lengths of the recorded steps.
+        lengths: lengths of the replayed steps (host not scaled).
+        unchanged_ns: mean step of the replay of ``program``.
+        base_ns: mean step that predictions start from: recorded, or measured without the profiler.
+        host_scale: of the host's time.
+        replay_error_ratio: self-replay error.
+        variation_ratio: what runs of one setting differ by at least.
+        slower: as in ``diagnosis.slowdowns``.
+    """
+
+    context: Context
+    graph: Graph
+    program: replay.Program
+    steps: replay.Steps
+    recorded: Floats
+    lengths: Floats
+    unchanged_ns: float
+    base_ns: float
+    host_scale: float
+    replay_error_ratio: float
+    variation_ratio: float
+    slower: dict[tuple[int, int], float]
+
+    @classmethod
+    def of(cls, context: Context, graph: Graph, ask: Ask) -> _Model:
+        paths = critical_path(context.trace, graph=graph, attribution=context.attribution)
+        warm = paths["critical_path_step"].filter("is_warmup")["step_index"].drop_nulls().unique().to_list()
+        steps = replay.steps_of(graph, context.attribution, warm)
+        program = replay.recorded(graph)
+        recorded = steps.lengths(context.trace.events["end_ns"].to_numpy().astype(np.float64))
+        lengths = steps.lengths(replay.run(program).end)
+        base = steps.mean(recorded)
+        if base <= 0:
+            raise AnalysisError("the trace has no step with any length")
+        error = abs(steps.mean(lengths) / base - 1)
+        used = recorded[steps.steady]
+        scale, unchanged = 1.0, steps.mean(lengths)
+        if ask.measured_step_ns is not None:
+            scale, unchanged = _fit_host(program, steps, ask.measured_step_ns)
+            base = float(ask.measured_step_ns)
+            error += abs(unchanged / base - 1)
+        return cls(
+            context=context,
+            graph=graph,
+            program=program.with_host(scale),
+            steps=steps,
+            recorded=recorded,
+            lengths=lengths,
+            unchanged_ns=unchanged,
+            base_ns=base,
+            host_scale=scale,
+            replay_error_ratio=error,
+            variation_ratio=max(_LEAST_VARIATION, float(np.std(used) / used.mean())),
+            slower=slowdowns(context)[0],
+        )
+
+    @property
+    def error_ratio(self) -> float:
+        """Of a prediction that keeps the recorded nodes."""
+        return self.replay_error_ratio + self.variation_ratio
+
+    def mean(self, program: replay.Program, added: dict[int, int] | None = None) -> float:
+        """Mean steady step of a replay, ns."""
+        return self.steps.mean(self.steps.lengths(replay.run(program).end, added))
+
+    def row(self, scenario: str, program: replay.Program, reason: str | None = None) -> dict[str, object]:
+        """A row of ``whatif`` from a program whose nodes are the recorded ones."""
+        predicted = self.base_ns * self.mean(program) / self.unchanged_ns
+        return self.predicted(scenario, predicted, self.error_ratio) | {"reason": reason}
+
+    def predicted(self, scenario: str, step_ns: float, error: float) -> dict[str, object]:
+        """A row of ``whatif``."""
+        return {
+            "scenario": scenario,
+            "step_ns": round(step_ns),
+            "low_ns": round(step_ns * (1 - error)),
+            "high_ns": round(step_ns * (1 + error)),
+            "change_ns": round(step_ns - self.base_ns),
+            "change_ratio": step_ns / self.base_ns - 1,
+            "error_ratio": error,
+        }
+
+    def replayed(self) -> list[dict[str, object]]:
+        """Rows of ``whatif_replay``."""
+        by_step = self.steps.names[0] is not None
+        return [
+            {
+                "step": name,
+                "step_index": int(number) if by_step else None,
+                "is_used": bool(used),
+                "recorded_ns": round(was),
+                "replayed_ns": round(now),
+                "error_ratio": now / was - 1 if was else None,
+            }
+            for name, number, used, was, now in zip(
+                self.steps.names,
+                self.steps.numbers,
+                self.steps.steady,
+                self.recorded.tolist(),
+                self.lengths.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def _fit_host(program: replay.Program, steps: replay.Steps, measured_ns: int) -> tuple[float, float]:
+    """The scale of the host's time with which the replay reproduces a measured step, and the step that it gives.
+
+    The replayed step grows with the scale, so it is bisected. Where even the fastest host is too slow (or the slowest
+    too fast), that end of the scale is taken and the difference is part of the error.
+    """
+
+    def step(scale: float) -> float:
+        return steps.mean(steps.lengths(replay.run(program.with_host(scale)).end))
+
+    low, high = _HOST_SCALES
+    if step(low) >= measured_ns:
+        return low, step(low)
+    if step(high) <= measured_ns:
+        return high, step(high)
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if step(middle) < measured_ns else (low, middle)
+    return (low + high) / 2, step((low + high) / 2)
+
+
+# --- scenarios that keep the recorded nodes --------------------------------------------------------------------------
+
+
+def _standard(model: _Model, ask: Ask) -> list[dict[str, object]]:
+    program = model.program
+    communication = np.zeros(program.duration.size, dtype=bool)
+    communication[: program.events] = (model.context.trace.events["class"] == "communication").to_numpy()
+    if not communication.any():
+        reason = "the trace holds no communication"
+        return [_nothing("no_communication", reason)]
+    freed = _without_contention(model)
+    alone = replace(
+        program,
+        duration=np.where(communication, 0.0, program.duration if freed is None else freed),
+        group=np.full_like(program.group, -1),
+    )
+    doubt = None if freed is not None else "kernels keep the time that contention may have cost them"
+    rows = [model.row("no_communication", alone, doubt)]
+    for factor in ask.faster:
+        quick = np.where(communication, program.duration / factor, program.duration)
+        rows.append(model.row(f"faster_{factor:g}", replace(program, duration=quick)))
+    even = _without_straggler(model)
+    rows.append(
+        _nothing("no_straggler", "the ranks did not launch the same work, or there is one only")
+        if even is None
+        else model.row("no_straggler", even)
+    )
+    rows.append(
+        _nothing("no_contention", "contention could not be told from this capture")
+        if freed is None
+        else model.row("no_contention", replace(program, duration=freed))
+    )
+    return rows
+
+
+def _nothing(scenario: str, reason: str) -> dict[str, object]:
+    return {"scenario": scenario, "reason": reason}
+
+
+def _without_contention(model: _Model) -> Floats | None:
+    """Durations of kernels without what communication beside them cost; None if that is not known."""
+    if not model.slower:
+        return None
+    trace = model.context.trace
+    duration: Floats = model.program.duration.copy()
+    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
+    computes = trace.events["class"].is_in(["compute", "spin"]).to_numpy()
+    step = model.context.attribution.step
+    for rank in trace.rank_numbers:
+        first, last = trace.rows_of(rank)
+        rows = first + np.flatnonzero(computes[first:last])
+        share = np.array(
+            [
+                model.slower.get((rank, int(number)), model.slower.get((rank, -1), 0.0))
+                for number in step[rows]
+            ]
+        )
+        beside = trace.union(rank, ["communication"]).length_within(start[rows], end[rows])
+        duration[rows] -= share * beside
+    return duration
+
+
+def _without_straggler(model: _Model) -> replay.Program | None:
+    """Every event, and every call towards it, as long as on the median rank (of an even number the faster middle one).
+
+    Events of the ranks match by step, phase, name and number in that; calls by the event that they lead to, API name
+    and number. Calls that do not match on all ranks stay as they were.
+    """
+    trace, graph = model.context.trace, model.graph
+    ranks = len(trace.rank_numbers)
+    if ranks < 2:
+        return None
+    events = trace.events
+    attribution = model.context.attribution
+    number = pl.int_range(pl.len()).cast(pl.Int64)
+    key = ["step", "phase", "name"]
+    program = model.program
+    keyed = pl.DataFrame(
+        {
+            "rank": events["rank"].cast(pl.Int64),
+            "step": attribution.step.astype(np.int64),
+            "phase": attribution.phase_names(),
+            "name": events["name"].cast(pl.Int64),
+            "duration": program.duration[: events.height],
+            "own": (events["class"] != "communication"),
+        }
+    ).with_columns(number=number.over("rank", *key))
+    by_event = [*key, "number"]
+    median = pl.col("duration").sort().slice((pl.len() - 1) // 2, 1).first()
+    counted = keyed.with_columns(ranks=pl.col("rank").n_unique().over(by_event), even=median.over(by_event))
+    known = (counted["ranks"] == ranks) & counted["own"] & (counted["step"] >= 0)
+    if not known.any():
+        return None
+    duration, gap = program.duration.copy(), program.ahead_lag.copy()
+    rows = np.flatnonzero(known.to_numpy())
+    duration[rows] = counted["even"].to_numpy()[rows]
+    # What only some ranks ran (an extra kernel, or another variant of one) is cut to the median rank's time in such.
+    odd = counted.with_row_index("row").filter(pl.col("own"), pl.col("step") >= 0, pl.col("ranks") < ranks)
+    totals = odd.group_by("step", "phase", "rank").agg(total=pl.col("duration").sum())
+    absent = ranks - pl.len()
+    fair = totals.group_by("step", "phase").agg(
+        fair=pl.when(absent > (ranks - 1) // 2)
+        .then(0.0)
+        .otherwise(pl.col("total").sort().slice((ranks - 1) // 2 - absent, 1).first())
+    )
+    cut = (
+        odd.join(totals, on=["step", "phase", "rank"], how="left", nulls_equal=True)
+        .join(fair, on=["step", "phase"], how="left", nulls_equal=True)
+        .filter(pl.col("total") > pl.col("fair"))
+    )
+    duration[cut["row"].to_numpy()] *= (cut["fair"] / cut["total"]).to_numpy()
+
+    lines = graph.lines
+    leads = lines.leads_to
+    to = np.flatnonzero(leads >= 0)
+    assert trace.calls is not None
+    nodes = events.height + to
+    calls = (
+        keyed[leads[to]]
+        .select("rank", *by_event)
+        .with_columns(
+            call=trace.calls["name"].gather(lines.row[to]),
+            duration=program.duration[nodes],
+            gap=program.ahead_lag[nodes],
+            waits=program.held[nodes] >= 0,
+        )
+    )
+    by_call = [*by_event, "call"]
+    calls = calls.with_columns(place=number.over("rank", *by_call))
+    by_call.append("place")
+    middle = (pl.len() - 1) // 2
+    calls = calls.with_columns(
+        ranks=pl.col("rank").n_unique().over(by_call),
+        any_waits=pl.col("waits").any().over(by_call),
+        even=pl.col("duration").sort().slice(middle, 1).first().over(by_call),
+        even_gap=pl.col("gap").sort().slice(middle, 1).first().over(by_call),
+    )
+    usable = ((calls["ranks"] == ranks) & ~calls["any_waits"] & (calls["step"] >= 0)).to_numpy()
+    duration[nodes[usable]] = calls["even"].to_numpy()[usable]
+    gap[nodes[usable]] = calls["even_gap"].to_numpy()[usable]
+    return replace(program, duration=duration, ahead_lag=gap)
+
+
+# --- scenarios with other buckets ------------------------------------------------------------------------------------
+
+
+def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], Link | None]:
+    """Rows of the bucket caps, orders and of the optimizer in backward, with the link that was fitted for them."""
+    wanted = bool(ask.caps_mib or ask.orders)
+    context, graph = model.context, model.graph
+    table = bucket_analysis.buckets(context, graph=graph)["bucket"]
+    try:
+        if not wanted and table.is_empty():
+            return [], None
+        buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
+    except UsageError as error:
+        if wanted:
+            raise
+        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], None
+    rows = []
+    if ask.standard:
+        rows.append(_optimizer_in_backward(model, buckets))
+    ours = context.timed.filter(
+        pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
+    )
+    link = _link(context, ours)
+    if not wanted:
+        return rows, link
+    if link is None:
+        raise UsageError(
+            "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
+        )
+    remodel = _Remodel(model, buckets, link, captured_layout(buckets))
+    captured = [list(members) for members in remodel.layout]
+    for cap in ask.caps_mib:
+        if buckets.unknown_parameters and round(cap * BYTES_PER_MIB) < max(
+            buckets.caps_of_layout[:-1], default=0
+        ):
+            why = "how many parameters a bucket holds is unknown, so it cannot be divided: annotate, or give --parameters"
+            rows.append(_nothing(f"cap_{cap:g}", why))
+            continue
+        layout = [list(one) for one in layout_for(buckets.sizes, round(cap * BYTES_PER_MIB))]
+        rows.append(remodel.row(f"cap_{cap:g}", layout) | {"is_captured": layout == captured})
+    cap_bytes = max(buckets.caps_of_layout)
+    for order in ask.orders:
+        layout = [list(one) for one in layout_for(buckets.sizes, cap_bytes, reverse=order == "reverse")]
+        rows.append(remodel.row(f"order_{order}", layout) | {"is_captured": layout == captured})
+    return rows, link
+
+
+def _link(context: Context, ours: pl.DataFrame) -> Link | None:
+    """The line of the gradients' collectives; where they are of one size, with all others of their kind and group."""
+    known = ours["kind"].drop_nulls().mode().sort() if ours.height else pl.Series([], dtype=pl.String)
+    if not known.len():
+        return None
+    own = fit_link(ours, known[0])
+    if own is None or own.has_latency:
+        return own
+    return fit_link(context.timed, known[0], own.group_size) or own
+
+
+class _Remodel:
+    """Predictions for bucket layouts, relative to the captured layout in the same model."""
+
+    def __init__(self, model: _Model, buckets: Buckets, link: Link, layout: Sequence[Sequence[int]]) -> None:
+        self.model, self.buckets, self.link, self.layout = model, buckets, link, layout
+        self._links = [link.transfer_ns, *self._perturbed()]
+        self._captured = [self._mean(layout, time) for time in self._links]
+        self.error_ratio = abs(self._captured[0] / model.unchanged_ns - 1)
+        """Of the captured buckets in this model, against the replay of what was recorded."""
+
+    def _perturbed(self) -> list[Callable[[int], float]]:
+        """The link with more latency, with more slope, and, where latency is unknown, with nothing but latency."""
+        link = self.link
+        off = max(link.error_ratio, _LEAST_LINK_ERROR)
+        if link.has_latency:
+            return [
+                lambda size: (1 + off) * link.latency_ns + link.ns_per_byte * size,
+                lambda size: link.latency_ns + (1 + off) * link.ns_per_byte * size,
+            ]
+        constant = link.ns_per_byte * link.smallest_bytes
+        return [lambda _: constant, lambda size: (1 + off) * link.ns_per_byte * size]
+
+    def _mean(self, layout: Sequence[Sequence[int]], time: Callable[[int], float]) -> float:
+        model = self.model
+        made = rebuild(model.program, model.graph, self.buckets, layout, time, host_scale=model.host_scale)
+        self._bytes = made.layout_bytes
+        return model.mean(made.program, dict(made.steps))
+
+    def row(self, scenario: str, layout: Sequence[Sequence[int]]) -> dict[str, object]:
+        """A row of ``whatif``."""
+        means = [self._mean(layout, time) for time in self._links]
+        base = self.model.base_ns
+        predictions = [base * mean / captured for mean, captured in zip(means, self._captured, strict=True)]
+        of_link = max(abs(other / predictions[0] - 1) for other in predictions[1:])
+        error = self.model.error_ratio + self.error_ratio + of_link
+        return self.model.predicted(scenario, predictions[0], error) | {
+            "buckets": len(layout),
+            "last_bucket_bytes": self._bytes[-1],
+        }
+
+
+def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]:
+    """Each bucket's share of the optimizer waits for that bucket alone.
+
+    The optimizer's kernels of a step, in order, are dealt to the buckets by bytes; the wait for the last bucket, which
+    all had, is left out.
+    """
+    trace = model.context.trace
+    phases = model.context.attribution.phase_names()
+    computes = trace.events["class"].is_in(["compute", "spin"])
+    stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
+    step = model.context.attribution.step
+    communication = (trace.events["class"] == "communication").to_numpy()
+    draft = replay.Draft(model.program)
+    ranks = trace.events["rank"].to_numpy()
+    found = False
+    for backward in buckets.backwards:
+        first, last = trace.rows_of(backward.rank)
+        rows = first + np.flatnonzero(stepping[first:last] & (step[first:last] == backward.step))
+        if not rows.size or len(backward.buckets) < 2:
+            continue
+        found = True
+        took = np.cumsum(model.program.duration[rows])
+        share = (took - model.program.duration[rows]) / took[-1]
+        size = np.cumsum([bucket.bytes for bucket in backward.buckets])
+        place = np.searchsorted(size, share * size[-1], side="right").clip(max=size.size - 1)
+        waits = draft.awaited[rows]
+        draft.awaited[rows] = np.where((waits >= 0) & communication[waits], -1, waits)
+        fresh = np.flatnonzero(np.diff(place, prepend=-1) > 0)
+        draft.awaited[rows[fresh]] = [backward.buckets[number].event for number in place[fresh]]
+    assert ranks.size == phases.len()
+    if not found:
+        return _nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
+    return model.row(
+        "optimizer_in_backward",
+        draft.program(),
+        "the optimizer's kernels are dealt to the buckets by bytes; clipping by a global norm forbids it",
+    )
+
+
+def _link_rows(link: Link | None) -> list[dict[str, object]]:
+    if link is None:
+        return []
+    return [
+        {
+            "kind": link.kind,
+            "group_size": link.group_size,
+            "latency_ns": round(link.latency_ns) if link.has_latency else None,
+            "bandwidth_gbps": link.bandwidth_gbps,
+            "error_ratio": link.error_ratio,
+            "spread_ratio": link.spread_ratio,
+            "smallest_bytes": link.smallest_bytes,
+            "largest_bytes": link.largest_bytes,
+            "samples": link.samples,
+            "sizes": link.sizes,
+        }
+    ]
+
+
+# --- what it means ---------------------------------------------------------------------------------------------------
+
+
+def indistinguishable(rows: pl.DataFrame) -> list[str]:
+    """The scenarios whose band overlaps that of the shortest prediction, shortest first.
+
+    Args:
+        rows: rows of ``whatif`` with a prediction.
+    """
+    known = rows.filter(pl.col("step_ns").is_not_null()).sort("step_ns", "scenario")
+    if known.is_empty():
+        return []
+    return known.filter(pl.col("low_ns") <= known["high_ns"][0])["scenario"].to_list()
+
+
+def _findings(frames: dict[str, pl.DataFrame], model: _Model, ask: Ask) -> tuple[Finding, ...]:
+    table = frames["whatif"]
+    used = frames["whatif_replay"].filter("is_used")
+    found = [
+        Finding(
+            "whatif_replay",
+            f"Replaying the run unchanged gives its {used.height} used step{'s' if used.height > 1 else ''} to "
+            f"{model.replay_error_ratio:.2%} (largest error of one: "
+            f"{max(abs(one) for one in used['error_ratio'].to_list()):.2%}).",
+            value=model.replay_error_ratio,
+            unit="ratio",
+            rows=({"table": "whatif_replay"},),
+            severity=3.0,
+        )
+    ]
+    caps = table.filter(pl.col("scenario").str.starts_with("cap_"), pl.col("step_ns").is_not_null())
+    if caps.height:
+        best = indistinguishable(caps)
+        names = [name.removeprefix("cap_") for name in best]
+        shortest = caps.filter(pl.col("scenario") == best[0]).row(0, named=True)
+        rows = tuple({"table": "whatif", "scenario": name} for name in best)
+        span = f"{ms(shortest['step_ns']):.3f} ms (± {shortest['error_ratio']:.1%})"
+        if len(best) == caps.height and caps.height > 1:
+            text = (
+                f"The bucket caps {', '.join(names)} MiB cannot be told apart: their predictions, from {span}, lie "
+                "within each other's error; none is named the best."
+            )
+        elif len(best) > 1:
+            others = caps.filter(~pl.col("scenario").is_in(best))["scenario"].to_list()
+            worse = ", ".join(name.removeprefix("cap_") for name in others)
+            text = (
+                f"The bucket caps {', '.join(names)} MiB cannot be told apart (from {span}); longer than these: "
+                f"{worse} MiB."
+            )
+        else:
+            text = f"The shortest step is predicted for a bucket cap of {names[0]} MiB: {span}."
+        found.append(
+            Finding("bucket_caps", text, value=shortest["step_ns"], unit="ns", rows=rows, severity=2.0)
+        )
+    for row in table.filter(pl.col("scenario") != "unchanged").iter_rows(named=True):
+        if row["step_ns"] is None or row["scenario"].startswith("cap_"):
+            continue
+        sure = row["high_ns"] < model.base_ns or row["low_ns"] > model.base_ns
+        text = f"{row['scenario']}: {ms(row['step_ns']):.3f} ms a step ({row['change_ratio']:+.1%}" + (
+            ")" if sure else ", within the error)"
+        )
+        found.append(
+            Finding(
+                "whatif",
+                text,
+                value=row["step_ns"],
+                unit="ns",
+                rows=({"table": "whatif", "scenario": row["scenario"]},),
+                severity=abs(row["change_ratio"]),
+            )
+        )
+    assert ask is not None
+    return tuple(sorted(found, key=lambda one: -one.severity))
+
+
+def _assumptions(model: _Model, ask: Ask, buckets: bool) -> tuple[str, ...]:
+    said = [
+        "kernels keep their recorded durations, and with them the contention that they had, unless a scenario says so"
+    ]
+    if ask.measured_step_ns is not None:
+        said.append(
+            f"the host's time is scaled by {model.host_scale:.2f}, so that the replay gives the step that was measured "
+            "without the profiler"
+        )
+    else:
+        said.append(
+            "predictions are of the profiled run, whose host time is lengthened (--measured-step: of the run without)"
+        )
+    if buckets and ask.caps_mib:
+        said.append(
+            "parameter sizes as given"
+            if ask.parameter_bytes is not None
+            else "single parameter sizes are unknown: a bucket's bytes are spread evenly over its parameters, "
+            "and these over the launches since the bucket before"
+        )
+    return tuple(said)
+
+
+def _warnings(model: _Model, link: Link | None, buckets: bool) -> tuple[Warning, ...]:
+    made = [*model.context.trace.warnings]
+    if model.replay_error_ratio > GOOD_REPLAY:
+        made.append(
+            Warning(
+                "whatif_replay_error",
+                1,
+                f"the self-replay error is {model.replay_error_ratio:.1%}, above {GOOD_REPLAY:.0%}",
+            )
+        )
+    if buckets and link is not None and not link.has_latency:
+        made.append(
+            Warning(
+                "whatif_one_size",
+                1,
+                "all gradient messages have about one size: latency of the link is unknown",
+            )
+        )
+    return tuple(made)
