@@ -23,7 +23,7 @@ $(VENV)/.demo: $(VENV)/.base pyproject.toml
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
 	$(BIN)/python -m pip install -q 'torch==2.13.0'
-	$(BIN)/python -m pip install -q -e '.[dev,store,report,workloads]'
+	$(BIN)/python -m pip install -q -e '.[dev,store,perfetto,workloads]'
 	touch $@
 
 lint: $(VENV)/.test

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsysddp.ingest.inspect import Inspection
 
 _CORE = ("polars", "pyarrow", "adbc-driver-sqlite", "sqlalchemy", "matplotlib", "rich", "click", "jinja2")
-_EXTRAS = (("torch", "workloads"), ("alembic", "store"), ("psycopg", "store"), ("plotly", "report"))
+_EXTRAS = (("torch", "workloads"), ("alembic", "store"), ("psycopg", "store"), ("perfetto", "perfetto"))
 
 
 def print_versions(screen: Console) -> None:
