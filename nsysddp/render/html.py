@@ -24,19 +24,22 @@ from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
 from nsysddp.render.packed import timeline_of
 from nsysddp.render.theme import INK, LOOKS, PAPER
-from nsysddp.schema import TABLES
+from nsysddp.schema import MORE_TABLES, TABLES
 
 if TYPE_CHECKING:
     from nsysddp.analyses import Context
     from nsysddp.result import Finding, Result, Warning
 
-MOST_ROWS = 20_000
+MOST_ROWS = 15_000
 """Rows of a long table that a page holds at most; the ones with most exposed communication stay."""
 
 MOST_SHOWN = 40
 """Rows of a short table."""
 
-_PROSE = 70
+_NAMES = frozenset({"name", "kernel", "producer"})
+"""Columns of kernels and calls, whose names can be very long."""
+
+_PROSE = 45
 """Texts longer than this are set in lines."""
 
 _DARK = {
@@ -90,15 +93,25 @@ _LONG: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
 )  # fmt: skip
 """Tables that sort and filter: name, title, columns shown, columns held for the timeline, columns with a choice."""
 
+_BUCKETS = (
+    "bucket",
+    "Buckets",
+    ("rank", "step", "role", "bucket", "source", "bytes", "ready_ns", "launched_ns", "started_ns", "launch_late_ns",
+     "queued_ns", "pending_ns", "wait_ns", "transfer_ns", "exposed_ns", "tail_ns", "held_by", "producer"),
+    ("ended_ns", "step_index"),
+    ("rank", "step", "bucket", "role"),
+)  # fmt: skip
+
 _NOUNS = {
     "collective": "collectives",
+    "bucket": "buckets",
     "overlap": "steps",
     "straggler": "last arrivals",
     "kernel_class": "kernels",
 }
 """What the rows of a long table are called in links and in the page's contents."""
 
-_JUMPS = frozenset({"collective", "overlap"})
+_JUMPS = frozenset({"collective", "overlap", "bucket"})
 
 _PLACE_BY = {
     "overlap_on_every_rank": "hidden_ns",
@@ -139,6 +152,7 @@ def html_report(
     *,
     context: Context,
     critical_path: Part | None = None,
+    buckets: Part | None = None,
     diagnosis: Part | None = None,
     comparison: Part | None = None,
     provenance: Mapping[str, str] | None = None,
@@ -149,6 +163,7 @@ def html_report(
         result: the answer of ``analyze``.
         context: what it was computed from.
         critical_path: the answer of ``analyses.critical_path.critical_path`` on the same trace.
+        buckets: the answer of ``analyses.buckets.buckets``.
         diagnosis: causes and remedies.
         comparison: this run beside others.
         provenance: further facts about where the page comes from, such as capture settings. No secrets: they are shown.
@@ -156,10 +171,19 @@ def html_report(
     Returns:
         The page's text, to be written as UTF-8; the same input gives the same text.
     """
-    long = [_long_table(result, *one) for one in _LONG]
+    long = [_long_table(result[one[0]], *one) for one in _LONG]
+    if buckets is not None and buckets.tables["bucket"].height:
+        long.insert(1, _long_table(buckets.tables["bucket"], *_BUCKETS))
     path = None if critical_path is None else critical_path.tables["critical_path"]
     timeline, columns = timeline_of(context, path)
-    places = _Places(result, context, path, kept=long[0]["kept"], origin_ns=timeline["origin_ns"])
+    places = _Places(
+        result,
+        context,
+        path,
+        kept=long[0]["kept"],
+        buckets=long[1]["name"] == "bucket",
+        origin_ns=timeline["origin_ns"],
+    )
     findings = [places.finding(one, f"finding-{number}") for number, one in enumerate(result.findings)]
     labels, figures = per_rank.figures(result)
     bars = per_rank.bars(result)
@@ -167,7 +191,7 @@ def html_report(
     style = _vendored("uPlot.min.css").strip() + "\n" + _template("report.css") + _look_style()
     parts = [
         _path_part(critical_path, places),
-        _part("diagnosis", "Diagnosis", diagnosis, places),
+        _diagnosis_part(diagnosis, places),
         _part("comparison", "Comparison", comparison, places),
     ]
     shown = [part for part in parts if part]
@@ -448,14 +472,15 @@ def _label(name: str) -> str:
 
 
 def _long_table(
-    result: Result,
+    frame: pl.DataFrame,
     name: str,
     title: str,
     columns: tuple[str, ...],
     held: tuple[str, ...],
     facets: tuple[str, ...],
 ) -> dict[str, Any]:
-    frame = result[name].with_row_index("row")
+    contract = TABLES[name] if name in TABLES else MORE_TABLES[name]
+    frame = frame.with_row_index("row")
     note = None
     if frame.height > MOST_ROWS:
         by = next(
@@ -471,7 +496,7 @@ def _long_table(
             f"nsysddp analyze --table {name} --format csv has all."
         )
         frame = frame.sort(by, "row", descending=[True, False], nulls_last=True).head(MOST_ROWS).sort("row")
-    meaning = {column.name: column.meaning for column in TABLES[name].columns}
+    meaning = {column.name: column.meaning for column in contract.columns}
     packed = []
     for column in (*columns, *held):
         series = frame[column]
@@ -483,7 +508,7 @@ def _long_table(
             "meaning": meaning[column],
             "facet": column in facets,
             "held": column in held,
-            "wide": column in ("kernel", "name"),
+            "wide": column in _NAMES,
         }
         if kind == "text":
             words = series.drop_nulls().unique(maintain_order=True).to_list()
@@ -508,7 +533,7 @@ def _long_table(
         "data": {
             "name": name,
             "title": title,
-            "caption": f"{TABLES[name].row[0].upper()}{TABLES[name].row[1:]}",
+            "caption": f"{contract.row[0].upper()}{contract.row[1:]}",
             "rows": frame.height,
             "jump": name in _JUMPS,
             "columns": packed,
@@ -520,7 +545,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     if name.endswith("_ns") and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return per_rank.milliseconds(value)
+        return per_rank.milliseconds(value) if value >= 0 else f"−{per_rank.milliseconds(-value)}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -534,13 +559,31 @@ def _cell(name: str, value: Any) -> str:
     )
 
 
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """The texts of a row; where the row itself says that its values are ns, they are shown in ms."""
+    in_ns = row.get("unit") == "ns" or str(row.get("metric", "")).endswith("_ns")
+    made = []
+    for name, value in row.items():
+        if in_ns and isinstance(value, float) and not name.endswith("_ratio"):
+            made.append(
+                per_rank.milliseconds(abs(value)) if value >= 0 else f"−{per_rank.milliseconds(-value)}"
+            )
+        elif in_ns and name == "unit":
+            made.append("ms")
+        elif in_ns and name == "metric":
+            made.append(_label(str(value)).removesuffix(" (ms)"))
+        else:
+            made.append(_cell(name, value))
+    return made
+
+
 def _short_table(caption: str, frame: pl.DataFrame, most: int = MOST_SHOWN) -> dict[str, Any]:
     names = [name for name in frame.columns if frame[name].null_count() < frame.height] or frame.columns[:1]
     heads = [
         _head(
             _label(name),
             number=frame[name].dtype.is_numeric(),
-            name=name in ("name", "kernel"),
+            name=name in _NAMES,
             prose=frame[name].dtype == pl.String and bool((frame[name].str.len_chars() > _PROSE).any()),
         )
         for name in names
@@ -569,8 +612,16 @@ class _Places:
     """Where in the timeline and in the tables a finding is seen."""
 
     def __init__(
-        self, result: Result, context: Context, path: pl.DataFrame | None, *, kept: pl.Series, origin_ns: int
+        self,
+        result: Result,
+        context: Context,
+        path: pl.DataFrame | None,
+        *,
+        kept: pl.Series,
+        buckets: bool,
+        origin_ns: int,
     ) -> None:
+        self._buckets = buckets
         self._path = path
         self._origin_ns = origin_ns
         self._collective = result["collective"][kept.to_list()].with_row_index("row")
@@ -594,7 +645,7 @@ class _Places:
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         table, rank, step = row.get("table"), row.get("rank"), row.get("step")
-        known = {one[0]: one for one in _LONG}
+        known = {one[0]: one for one in (*_LONG, *([_BUCKETS] if self._buckets else []))}
         if table in ("overlap", "rank") and step is None:
             if rank not in self._ranks:
                 return {"anchor": "ranks", "label": "ranks", "filter": None}
@@ -699,6 +750,26 @@ def _path_part(part: Part | None, places: _Places) -> dict[str, Any] | None:
             for name in ("critical_path_communication",)
             if name in part.tables
         ),
+    ]
+    return made
+
+
+def _diagnosis_part(part: Part | None, places: _Places) -> dict[str, Any] | None:
+    """The causes by cost, each with what to try and what would refute it, what they rest on, and what is not told."""
+    made = _part("diagnosis", "Diagnosis", part, places)
+    if made is None or part is None:
+        return made
+    # The claims are the findings above; here is what they leave open.
+    told = ("steps", "of_steps", "claim")
+    captions = {
+        "diagnosis": "Causes by what each costs at most per steady step; faults have no cost and come last",
+        "diagnosis_unjudged": "What this capture does not tell",
+        "diagnosis_evidence": "What the costs rest on: time of the critical path, the largest first",
+    }
+    made["tables"] = [
+        _short_table(caption, part.tables[name].drop(*told, strict=False), 15)
+        for name, caption in captions.items()
+        if name in part.tables and part.tables[name].height
     ]
     return made
 

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 MOST_EVENTS = 1_050_000
 """Events that a page holds at most; each takes six to eight bytes of text."""
 
-MOST_PIECES = 450_000
+MOST_PIECES = 300_000
 """Pieces of all sets of a page at most, if merging can achieve that."""
 
-MOST_PATH_PIECES = 200_000
+MOST_PATH_PIECES = 150_000
 """Pieces of the critical path of a page at most: the longest ones."""
 
-MOST_BYTES = 9_600_000
+MOST_BYTES = 8_800_000
 """Bytes of all columns at most; in base64 they are a third more."""
 
 _TELLING = frozenset({"communication", "exposed"})

@@ -456,6 +456,11 @@
         if (!this.ofRank.has(rank[row])) this.ofRank.set(rank[row], []);
         this.ofRank.get(rank[row]).push(row);
       }
+      this.bucketOf = new Map();
+      if (tables.bucket) {
+        const [owner, begin, number] = ["rank", "started_ns", "bucket"].map((name) => tables.bucket.column(name).values);
+        for (let row = 0; row < tables.bucket.data.rows; row += 1) this.bucketOf.set(`${owner[row]}:${begin[row]}`, number[row]);
+      }
       for (const rows of this.ofRank.values()) rows.sort((a, b) => start[a] - start[b] || a - b);
     }
 
@@ -1053,6 +1058,8 @@
           if (row.busbw_gbps !== null) made.push(["bus bandwidth", `${shown.float(row.busbw_gbps)} GB/s`]);
           if (row.last_rank !== null) made.push(["last to arrive", `rank ${row.last_rank}`]);
           made.push(["hidden", duration(row.hidden_ns)], ["exposed", duration(row.exposed_ns)]);
+          const bucket = this.bucketOf.get(`${row.rank}:${row.start_ns}`);
+          if (bucket !== undefined) made.push(["bucket", String(bucket)]);
           if (row.step !== null) made.push(["launched in", [row.step, row.phase].filter(Boolean).join(", ")]);
         }
         return made;
@@ -1216,7 +1223,12 @@
 
     showRow(table, row) {
       if (table === "collective") this.showCollective(row);
-      else if (table === "overlap") {
+      else if (table === "bucket") {
+        const origin = this.packed.origin_ns;
+        const index = this.byStart.get(`${row.rank}:${row.started_ns - origin}`);
+        if (index !== undefined) this.showCollective(index);
+        else this.show({ rank: row.rank, from: row.started_ns - origin, to: row.ended_ns - origin, lane: "communication", title: `bucket ${row.bucket}` });
+      } else if (table === "overlap") {
         if (row.step_index === null) this.show({ rank: row.rank, from: this.full[0], to: this.full[1], title: `rank ${row.rank}`, air: 0 });
         else this.showStep(row.step_index, row.rank);
       }
@@ -1286,7 +1298,7 @@
       const key = `${this.rank}:${wanted}`;
       if (this.bucketKey === key) return;
       this.bucketKey = key;
-      this.bucketSelect.replaceChildren(make("option", "collective…", { value: "" }));
+      this.bucketSelect.replaceChildren(make("option", tables.bucket ? "bucket or collective…" : "collective…", { value: "" }));
       this.bucketSelect.disabled = !rows.length;
       if (!table) return;
       const step = table.column("step").values;
@@ -1294,9 +1306,10 @@
       for (const index of rows.filter((row) => wanted === undefined || step[row] === wanted).slice(0, 500)) {
         const row = table.row(index);
         number += 1;
-        const bucket = row.bucket === null || row.bucket === undefined ? "" : `bucket ${row.bucket}, `;
+        const known = this.bucketOf.get(`${row.rank}:${row.start_ns}`);
+        const bucket = known === undefined ? "" : `bucket ${known}: `;
         const where = wanted === undefined && row.step !== null ? `${row.step}: ` : "";
-        this.bucketSelect.append(make("option", `${where}${bucket}${number} ${row.kind.replaceAll("_", " ")}${row.bytes === null ? "" : ` ${size(row.bytes)}`}`, { value: String(index) }));
+        this.bucketSelect.append(make("option", `${where}${bucket || `${number} `}${row.kind.replaceAll("_", " ")}${row.bytes === null ? "" : ` ${size(row.bytes)}`}`, { value: String(index) }));
       }
     }
 
