@@ -198,6 +198,15 @@ def test_4_and_5_computation_by_any_name(name: str, tmp_path: Path) -> None:
     assert ms(row, "compute", *COMM) == [50, 100, 50, 50]
 
 
+@pytest.mark.parametrize(
+    "name", ["after_ncclDevKernel_AllReduce_Sum_f32", "my_spin_kernel_x", "check_nvshmem_result", "xKernel2y"]
+)
+def test_4_a_name_that_only_holds_a_rule_is_not_meant(name: str) -> None:
+    from nsysddp.classify import load_rules
+
+    assert load_rules().kernel(name).class_ == "compute"
+
+
 def test_4_words_of_collectives_in_compute_kernels(tmp_path: Path) -> None:
     export = Export()
     process = export.process()

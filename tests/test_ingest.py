@@ -478,6 +478,16 @@ def test_ends_that_lie_apart_are_no_collective(tmp_path: Path) -> None:
     assert not {"sequence", "order"} & matches(made)
 
 
+def test_a_collective_cannot_have_ended_before_its_last_rank_arrived(tmp_path: Path) -> None:
+    def draw(process: Process, rank: int) -> None:
+        for number, at in enumerate(IRREGULAR):
+            late = rank == 1 and number == 3
+            process.nccl("AllReduce", 17, (at + 10.5, at + 10.9) if late else (at, at + 10))
+
+    made = job(tmp_path, draw)
+    assert groups(made) == [{(0, at), (1, at)} for number, at in enumerate(IRREGULAR) if number != 3]
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "factor"),
     [

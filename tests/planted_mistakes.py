@@ -1,0 +1,343 @@
+"""Plant mistakes into a copy of the package, one at a time; each must fail a test, or the tests prove too little.
+
+python tests/planted_mistakes.py [WORD]     only the mistakes whose description holds WORD
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 2
+LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One wrong edit: what it is, where, the text before and after, and the tests that must notice."""
+
+    what: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+RUNS = ("tests/test_properties.py::test_every_table_of_a_random_run",)
+SETS = ("tests/test_properties.py", "-k", "algebra or bounds or lengths or union")
+CASES = "tests/test_cases.py"
+INGEST = "tests/test_ingest.py"
+
+MISTAKES = (
+    Mistake(
+        "a union that forgets how far the intervals before reached",
+        "intervals.py",
+        "np.greater(first[1:], reach[:-1], out=opens[1:])",
+        "np.greater(first[1:], last[:-1], out=opens[1:])",
+        SETS,
+    ),
+    Mistake(
+        "an intersection that does not cut the end",
+        "intervals.py",
+        "np.minimum(self.end[mine], other.end[theirs]),",
+        "self.end[mine],",
+        SETS,
+    ),
+    Mistake(
+        "a swapped sign in the length inside bounds",
+        "intervals.py",
+        "self.covered_before(end) - self.covered_before(start)",
+        "self.covered_before(start) - self.covered_before(end)",
+        SETS,
+    ),
+    Mistake(
+        "a union in groups that mixes them",
+        "intervals.py",
+        "(groups[1:] != groups[:-1]) | (first[1:] > reach[:-1])",
+        "(first[1:] > reach[:-1])",
+        SETS,
+    ),
+    Mistake(
+        "spin kernels left out of the computation",
+        "analyses/overlap.py",
+        'compute = trace.union(rank, ["compute", "spin"])\n    communication',
+        'compute = trace.union(rank, ["compute"])\n    communication',
+        RUNS,
+    ),
+    Mistake(
+        "copies under communication counted as alone",
+        "analyses/overlap.py",
+        "exposed_memory=memory - working,",
+        "exposed_memory=memory - compute,",
+        RUNS,
+    ),
+    Mistake(
+        "waiting taken for transfer under computation",
+        "analyses/overlap.py",
+        "hidden_wait=split.wait & compute,",
+        "hidden_wait=split.transfer & compute,",
+        RUNS,
+    ),
+    Mistake(
+        "a tail that takes a hook's own kernels for backward",
+        "analyses/overlap.py",
+        'pl.col("launch") <= pl.col("comm_launch")',
+        'pl.col("launch").is_not_null()',
+        (INGEST, "-k", "tail"),
+    ),
+    Mistake(
+        "a tail of the first backward instead of the last",
+        "analyses/overlap.py",
+        '.agg(pl.col("row").last())',
+        '.agg(pl.col("row").first())',
+        (INGEST, "-k", "tail"),
+    ),
+    Mistake(
+        "sums of durations instead of a union in the phases",
+        "analyses/overlap.py",
+        "    length = end - start\n    if minus is not None:",
+        '    group, start, end = (events[n].to_numpy() for n in ("row", "start_ns", "end_ns"))\n'
+        "    length = end - start\n    if minus is not None:",
+        RUNS,
+    ),
+    Mistake(
+        "a step on any of several other threads",
+        "analyses/steps.py",
+        "np.where(count == 1, holder, -1)",
+        "np.where(count >= 1, holder, -1)",
+        (INGEST, "-k", "two_threads"),
+    ),
+    Mistake(
+        "a prefetch that pulls its step forward",
+        "analyses/steps.py",
+        'max(row["first"], previous_compute)',
+        'min(row["first"], previous_compute)',
+        (INGEST, "-k", "prefetch"),
+    ),
+    Mistake(
+        "windows that events without a launch move",
+        "analyses/steps.py",
+        "by_launch = np.where(attribution.launched, attribution.step, -1)",
+        "by_launch = attribution.step",
+        (INGEST, "-k", "without_a_launch"),
+    ),
+    Mistake(
+        "a window that is not cut to --to",
+        "analyses/steps.py",
+        "end = window.end if selection.to_ns is None else min(window.end, selection.to_ns)",
+        "end = window.end",
+        (CASES, "-k", "test_34 or test_40 or test_12"),
+    ),
+    Mistake(
+        "a capture cut at the first event instead of --from",
+        "analyses/steps.py",
+        'start = int(events["start_ns"].min()) if selection.from_ns is None else selection.from_ns',
+        'start = int(events["start_ns"].min())',
+        (CASES, "-k", "test_10 or test_12"),
+    ),
+    Mistake(
+        "warm-up by another threshold",
+        "analyses/steps.py",
+        "WARM_UP_RATIO = 1.5",
+        "WARM_UP_RATIO = 1.2",
+        (CASES, "-k", "test_34"),
+    ),
+    Mistake(
+        "ready when the first rank arrives",
+        "analyses/collectives.py",
+        'pl.col("start_ns").max().alias("ready_ns"),\n        (pl.col("end_ns") - pl.col("start_ns")).min()'
+        '.alias("shortest_ns"),\n        pl.col("rank").sort_by("start_ns", "rank").last().alias("last_rank"),\n    )\n'
+        "    simple",
+        'pl.col("start_ns").min().alias("ready_ns"),\n        (pl.col("end_ns") - pl.col("start_ns")).min()'
+        '.alias("shortest_ns"),\n        pl.col("rank").sort_by("start_ns", "rank").last().alias("last_rank"),\n    )\n'
+        "    simple",
+        (CASES, "-k", "test_26"),
+    ),
+    Mistake(
+        "wait that is not taken out where another collective transfers",
+        "analyses/collectives.py",
+        "Intervals.union_of(start, middle) - transfer",
+        "Intervals.union_of(start, middle)",
+        RUNS,
+    ),
+    Mistake(
+        "the bus factor of an all-reduce halved",
+        "analyses/collectives.py",
+        '"all_reduce": lambda n: 2 * (n - 1) / n,',
+        '"all_reduce": lambda n: (n - 1) / n,',
+        (INGEST, "-k", "bandwidth"),
+    ),
+    Mistake(
+        "wait told in spite of unusable clocks",
+        "analyses/collectives.py",
+        'pl.col("clock_residual_ns") > trace.clock_tolerance_ns',
+        'pl.col("clock_residual_ns") < 0',
+        (INGEST, "-k", "residual"),
+    ),
+    Mistake(
+        "sequences matched without their offset",
+        "ingest/match.py",
+        "at[rank] = kernels.sequence[line] + offset",
+        "at[rank] = kernels.sequence[line]",
+        (INGEST, "-k", "began_later"),
+    ),
+    Mistake(
+        "a collective that ended before its last rank arrived",
+        "ingest/match.py",
+        "& (early <= self.tolerance)",
+        "& (early <= early)",
+        (INGEST, "-k", "ended_before"),
+    ),
+    Mistake(
+        "a communicator matched although ranks of the job are missing",
+        "ingest/match.py",
+        "self.ranks_missing = world_size is not None and world_size > len(self.ranks)",
+        "self.ranks_missing = False",
+        (INGEST, "-k", "world"),
+    ),
+    Mistake(
+        "clocks corrected in the wrong direction",
+        "ingest/clocks.py",
+        'mine["reference"] - mine["end"]',
+        'mine["end"] - mine["reference"]',
+        (INGEST, "-k", "clocks_are_aligned"),
+    ),
+    Mistake(
+        "ranks by pid before their physical GPU",
+        "ingest/identity.py",
+        '        lane.gpu_key or "",\n        lane.pid if lane.pid is not None else -1,',
+        '        lane.pid if lane.pid is not None else -1,\n        lane.gpu_key or "",',
+        (CASES, "-k", "test_19"),
+    ),
+    Mistake(
+        "devices merged over processes",
+        "ingest/load.py",
+        'lane = key.encode(columns["process"].astype(np.int64) << 32 | device_bits)',
+        "lane = key.encode(device_bits)",
+        (CASES, "-k", "test_11 or test_19"),
+    ),
+    Mistake(
+        "launches joined without the process",
+        "ingest/load.py",
+        "process[mine] - np.int32(part.first_process), correlation[mine]",
+        "0 * process[mine], correlation[mine]",
+        (CASES, "-k", "test_22"),
+    ),
+    Mistake(
+        "times of reports not put on one axis",
+        "ingest/load.py",
+        "values = values + part.shift",
+        "values = values + 0",
+        (INGEST, "-k", "clocks_are_aligned or nothing_to_compare or began"),
+    ),
+    Mistake(
+        "kernel names matched in part",
+        "classify.py",
+        "self.pattern.fullmatch(base)",
+        "self.pattern.search(base)",
+        (CASES, "-k", "holds_a_rule"),
+    ),
+    Mistake(
+        "only the last operation of a group counted",
+        "ingest/attribute.py",
+        "members = range(begun + 1, position)",
+        "members = range(position - 1, position)",
+        (INGEST, "-k", "group"),
+    ),
+    Mistake(
+        "payload fields read at the start of the payload",
+        "ingest/payload.py",
+        "first = offset + field.offset",
+        "first = offset",
+        (INGEST, "-k", "every_field"),
+    ),
+    Mistake(
+        "events that end before they start kept",
+        "ingest/columns.py",
+        "(end >= start) & (start > -TIME_LIMIT_NS)",
+        "(start > -TIME_LIMIT_NS)",
+        (INGEST, "-k", "impossible"),
+    ),
+    Mistake(
+        "a range that never ended taken for an instant",
+        "ingest/host.py",
+        "end[order[place]] = start[later] if same else max(capture_end, int(start[place]))",
+        "end[order[place]] = start[place]",
+        (CASES, "-k", "test_30"),
+    ),
+)
+
+
+def plant(mistake: Mistake, package: Path) -> None:
+    """Make the edit in a copy of the package.
+
+    Raises:
+        ValueError: the text is not there exactly once.
+    """
+    path = package / mistake.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mistake.right) != 1:
+        raise ValueError(f"{mistake.what}: {text.count(mistake.right)} places in {mistake.file}, not 1")
+    path.write_text(text.replace(mistake.right, mistake.wrong), encoding="utf-8")
+
+
+def run(copy: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The tests against the package of a copy of the project."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), "NSYSDDP_PLANTED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def survives(mistake: Mistake, folder: Path) -> str | None:
+    """None if a test noticed the mistake, else what happened instead."""
+    copy = folder / str(MISTAKES.index(mistake))
+    ignore = shutil.ignore_patterns("__pycache__", ".hypothesis", "fixtures", "vendor")
+    for part in ("nsysddp", "queries", "tests"):
+        shutil.copytree(ROOT / part, copy / part, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    try:
+        plant(mistake, copy / "nsysddp")
+        ended = run(copy, mistake.tests)
+    except (ValueError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+    noticed = ended.returncode == 1 and "FAILED" in ended.stdout
+    return (
+        None
+        if noticed
+        else f"pytest ended with {ended.returncode}: {ended.stdout[-400:]}{ended.stderr[-400:]}"
+    )
+
+
+def main(word: str = "") -> int:
+    """Plant every mistake; the number of those that no test noticed."""
+    chosen = [mistake for mistake in MISTAKES if word in mistake.what]
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder, ThreadPoolExecutor(WORKERS) as pool:
+        for mistake, survived in zip(
+            chosen, pool.map(lambda one: survives(one, Path(folder)), chosen), strict=True
+        ):
+            print(f"{'noticed ' if survived is None else 'MISSED  '} {mistake.what}", flush=True)  # noqa: T201
+            if survived is not None:
+                print(f"         {survived}", flush=True)  # noqa: T201
+                missed += 1
+    print(f"{len(chosen) - missed} of {len(chosen)} planted mistakes are noticed")  # noqa: T201
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(*sys.argv[1:2]), 1))
