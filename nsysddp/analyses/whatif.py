@@ -2,7 +2,8 @@
 
     predicted = recorded x replay(changed) / replay(unchanged)             mean over the steady steps but the first
     band      = predicted x (1 ± error)
-    error     = max(1 %, standard deviation of the steady steps)           what runs of one setting differ by
+    error     = max(1 %, standard deviation of the steps)                  what runs of one setting differ by (below
+                                                                           3 steps: at least 5 %)
                 + |replay(unchanged) / recorded - 1|                       the self-replay error
                 + for other buckets: |replay(captured buckets, fitted link) / recorded - 1|, and what the fitted link's
                   own deviation makes of the prediction
@@ -50,6 +51,10 @@ GOOD_REPLAY = 0.02
 
 _LEAST_VARIATION = 0.01
 """Runs of one setting differ by at least this, however much alike the few steps of one capture are."""
+
+_FEW_STEPS = 3
+_FEW_STEPS_VARIATION = 0.05
+"""Fewer steps than that say nothing about their own spread."""
 
 _LEAST_LINK_ERROR = 0.05
 """A fit on a few sizes can be closer than the link is steady."""
@@ -235,7 +240,10 @@ class _Model:
             base_ns=base,
             host_scale=scale,
             replay_error_ratio=error,
-            variation_ratio=max(_LEAST_VARIATION, float(np.std(used) / used.mean())),
+            variation_ratio=max(
+                float(np.std(used) / used.mean()),
+                _LEAST_VARIATION if used.size >= _FEW_STEPS else _FEW_STEPS_VARIATION,
+            ),
             slower=slowdowns(context)[0],
         )
 
@@ -487,7 +495,7 @@ def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]],
         if buckets.unknown_parameters and round(cap * BYTES_PER_MIB) < max(
             buckets.caps_of_layout[:-1], default=0
         ):
-            why = "how many parameters a bucket holds is unknown, so it cannot be divided: annotate, or give --parameters"
+            why = "how many parameters a bucket holds is unknown, so it cannot be split: annotate, or say --parameters"
             rows.append(_nothing(f"cap_{cap:g}", why))
             continue
         layout = [list(one) for one in layout_for(buckets.sizes, round(cap * BYTES_PER_MIB))]
@@ -554,8 +562,8 @@ class _Remodel:
 def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]:
     """Each bucket's share of the optimizer waits for that bucket alone.
 
-    The optimizer's kernels of a step, in order, are dealt to the buckets by bytes; the wait for the last bucket, which
-    all had, is left out.
+    The optimizer's kernels of a step, in order, are dealt to the buckets by bytes, the last one always to the last
+    bucket; the wait for that, which all had, is left out.
     """
     trace = model.context.trace
     phases = model.context.attribution.phase_names()
@@ -576,6 +584,7 @@ def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]
         share = (took - model.program.duration[rows]) / took[-1]
         size = np.cumsum([bucket.bytes for bucket in backward.buckets])
         place = np.searchsorted(size, share * size[-1], side="right").clip(max=size.size - 1)
+        place[-1] = size.size - 1
         waits = draft.awaited[rows]
         draft.awaited[rows] = np.where((waits >= 0) & communication[waits], -1, waits)
         fresh = np.flatnonzero(np.diff(place, prepend=-1) > 0)

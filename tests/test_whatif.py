@@ -1,0 +1,428 @@
+"""What-if: the replay against a slow oracle, drawn scenarios, bucket caps against a simulated DDP, real captures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scene import MS, Scene, ns
+from test_critical_path_random import Op, programs, simulate, trace_of
+
+from nsysddp import samples
+from nsysddp.analyses import context_of, replay
+from nsysddp.analyses.buckets import buckets
+from nsysddp.analyses.graph import build
+from nsysddp.analyses.rebucket import captured_layout, layout_for, recorded_buckets
+from nsysddp.analyses.whatif import TABLES, WHATIF, Ask, indistinguishable, whatif
+from nsysddp.cli import cli
+from nsysddp.errors import AnalysisError, UsageError
+from nsysddp.ingest.load import load
+from nsysddp.markers import BucketMark, bucket_mark
+from nsysddp.result import Result
+from nsysddp.trace import Trace
+
+Unpacked = Callable[[str], Path]
+MIB = 1 << 20
+
+
+def named(trace: Trace, size: int | None = None) -> Trace:
+    """A drawn trace whose collectives are all-reduces (of one size)."""
+    changed = trace.collectives.with_columns(kind=pl.lit("all_reduce"), group_size=pl.lit(2, pl.Int64))
+    if size is not None:
+        changed = changed.with_columns(bytes=pl.lit(size, pl.Int64))
+    return replace(trace, collectives=changed)
+
+
+def step_of(result: Result, scenario: str) -> float | None:
+    row = result["whatif"].filter(pl.col("scenario") == scenario)
+    value = row["step_ns"][0]
+    return None if value is None else value / MS
+
+
+# --- the replay ------------------------------------------------------------------------------------------------------
+
+
+def slow(program: replay.Program) -> np.ndarray:
+    """Ends of all nodes by iterating the equations until nothing changes."""
+    size = program.duration.size
+    start, end = np.full(size, -1e18), np.full(size, -1e18)
+    for _ in range(2 * size + 5):
+        before = end.copy()
+        for node in range(size):
+            waits = []
+            for other, lag in (
+                (program.ahead[node], program.ahead_lag[node]),
+                (program.awaited[node], program.awaited_lag[node]),
+            ):
+                if other >= 0:
+                    waits.append(end[other] + lag)
+            call = program.launcher[node]
+            if call >= 0:
+                waits.append((start if program.from_start[node] else end)[call] + program.launch_lag[node])
+            start[node] = max(waits) + program.excess[node] if waits else program.origin[node]
+        for node in range(size):
+            if program.group[node] >= 0:
+                arrival = max(start[other] for other in np.flatnonzero(program.group == program.group[node]))
+                end[node] = arrival + program.duration[node]
+            else:
+                end[node] = start[node] + program.duration[node]
+                if program.held[node] >= 0:
+                    end[node] = max(end[node], end[program.held[node]] + program.held_lag[node])
+        if np.array_equal(before, end):
+            return end
+    raise AssertionError("the oracle did not settle")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs=programs(), seed=st.integers(0, 1000))
+def test_replay_is_the_solution_of_its_equations(programs: tuple[tuple[Op, ...], ...], seed: int) -> None:
+    trace = trace_of(programs, simulate(programs))
+    if trace.events.is_empty():
+        return
+    program = replay.recorded(build(trace))
+    assert replay.run(program).end == pytest.approx(slow(program), abs=1e-3)
+    # With other durations too, where another order of nodes results.
+    rng = np.random.default_rng(seed)
+    other = replace(program, duration=program.duration * rng.uniform(0, 3, program.duration.size))
+    assert replay.run(other).end == pytest.approx(slow(other), abs=1e-3)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs=programs(), seed=st.integers(0, 1000))
+def test_less_work_never_ends_later(programs: tuple[tuple[Op, ...], ...], seed: int) -> None:
+    trace = trace_of(programs, simulate(programs))
+    if trace.events.is_empty():
+        return
+    program = replay.recorded(build(trace))
+    less = np.random.default_rng(seed).uniform(0.2, 1, program.duration.size)
+    quicker = replay.run(replace(program, duration=program.duration * less))
+    assert (quicker.end <= replay.run(program).end + 1e-3).all()
+
+
+def test_a_circle_is_refused() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 2), "a", ("main", 0.1, 0.2))
+    scene.launch(0, 7, (2, 3), "b", ("main", 0.3, 0.4))
+    program = replay.recorded(build(scene.trace()))
+    ahead = program.ahead.copy()
+    ahead[0] = 1
+    with pytest.raises(AnalysisError, match="circle"):
+        replay.run(replace(program, ahead=ahead))
+
+
+# --- scenarios drawn by hand -----------------------------------------------------------------------------------------
+
+
+def two_ranks(late_ms: float, steps: int = 4) -> Trace:
+    """Steps of g (5 ms on rank 1 longer by ``late_ms``), an all-reduce of 2 ms behind it, and an update behind that."""
+    scene = Scene()
+    at = 0.0
+    for number in range(steps):
+        handles = []
+        for rank in (0, 1):
+            more = late_ms * rank
+            scene.range(rank, f"step {number}", at, at + 0.9)
+            scene.launch(rank, 7, (at + 1, at + 6 + more), "g", ("main", at + 0.1, at + 0.2))
+            scene.record(rank, 7, at + 0.3, 10 * number + 1)
+            scene.wait(rank, 17, at + 0.35, 10 * number + 1)
+            done = at + 8 + late_ms
+            handles.append(
+                scene.launch(
+                    rank,
+                    17,
+                    (at + 6 + more, done),
+                    "nccl",
+                    ("main", at + 0.4, at + 0.5),
+                    kind="communication",
+                )
+            )
+            scene.record(rank, 17, at + 0.6, 10 * number + 2)
+            scene.wait(rank, 7, at + 0.65, 10 * number + 2)
+            scene.launch(rank, 7, (done, done + 1), "update", ("main", at + 0.7, at + 0.8))
+            scene.synchronise(rank, (at + 0.85, done + 1), "cudaDeviceSynchronize")
+        scene.collective(*handles)
+        at += 9 + late_ms
+    return named(scene.trace())
+
+
+def test_what_is_taken_away_is_what_the_step_loses() -> None:
+    result = whatif(context_of(two_ranks(3.0)), Ask(faster=(2.0, 4.0)))
+    assert step_of(result, "unchanged") == pytest.approx(12.0, abs=0.1)
+    assert step_of(result, "no_straggler") == pytest.approx(9.0, abs=0.1)
+    assert step_of(result, "no_communication") == pytest.approx(10.0, abs=0.1)
+    assert step_of(result, "faster_2") == pytest.approx(11.0, abs=0.1)
+    assert step_of(result, "faster_4") == pytest.approx(10.5, abs=0.1)
+    assert step_of(result, "no_contention") is None  # there is none to be told
+    replayed = result["whatif_replay"].filter("is_used")
+    assert replayed.height == 3  # the first starts from rest
+    assert replayed["error_ratio"].abs().max() < 0.01  # type: ignore[operator]
+
+
+def test_the_host_is_scaled_to_the_measured_step() -> None:
+    """A host-bound run: 5 launches of 1 ms a step; without the profiler each takes half."""
+    scene = Scene()
+    at = 0.0
+    for number in range(4):
+        scene.range(0, f"step {number}", at, at + 5)
+        for _ in range(5):
+            scene.launch(0, 7, (at + 1.01, at + 1.11), "k", ("main", at + 0.01, at + 1))
+            at += 1
+    result = whatif(context_of(scene.trace()), Ask(measured_step_ns=ns(2.5)))
+    assert step_of(result, "unchanged") == pytest.approx(2.5, rel=0.01)
+    assert any("scaled by 0.50" in one for one in result.assumptions)
+    # Where no host is fast enough, the rest is error.
+    floor = whatif(context_of(scene.trace()), Ask(measured_step_ns=ns(0.1)))
+    assert floor["whatif"]["error_ratio"][0] > 0.5
+
+
+def test_without_host_calls_there_is_no_replay() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 2), "a", ("main", 0.1, 0.2))
+    with pytest.raises(UsageError, match="host"):
+        whatif(context_of(scene.trace(calls=False)))
+
+
+# --- bucket caps against a simulated DDP -----------------------------------------------------------------------------
+
+
+def ddp(
+    sizes: Sequence[int],
+    cap_bytes: int,
+    *,
+    kernel_ms: float = 0.4,
+    host_ms: float = 0.05,
+    hook_ms: float = 0.1,
+    latency_ms: float = 0.03,
+    ms_per_mib: float = 0.1,
+    steps: int = 4,
+    late_ms: float = 0.0,
+) -> tuple[Trace, float]:
+    """A DDP run on two ranks, simulated by its own rules, and its steady step in ms.
+
+    Each parameter has one kernel (rank 1's first is longer by ``late_ms``); when a bucket is complete the host spends
+    ``hook_ms`` on it and launches its all-reduce half-way. The optimizer waits for the last one.
+    """
+    layout = layout_for(sizes, cap_bytes)
+    last_of = {bucket[-1]: number for number, bucket in enumerate(layout)}
+    scene = Scene()
+    message: list[int] = []
+    host = [0.0, 0.0]
+    gpu = [0.0, 0.0]
+    link = [0.0, 0.0]
+    ends = []
+    for step in range(steps):
+        begun = list(host)
+        events: list[list[tuple[float, float, float, float, int]]] = [[], []]
+        for rank in (0, 1):
+            for number in range(len(sizes)):
+                call = (host[rank], host[rank] + host_ms)
+                host[rank] = call[1]
+                start = max(gpu[rank], call[1])
+                gpu[rank] = start + kernel_ms + (late_ms if rank == 1 and number == 0 else 0.0)
+                scene.launch(rank, 7, (start, gpu[rank]), "grad", ("main", *call))
+                if number in last_of:
+                    bucket = last_of[number]
+                    size = sum(sizes[one] for one in layout[bucket])
+                    begin, middle = host[rank], host[rank] + hook_ms / 2
+                    mark = BucketMark(bucket, size, len(layout[bucket]), bucket == len(layout) - 1)
+                    scene.range(rank, bucket_mark(mark), begin, begin + hook_ms)
+                    sync = 1000 * step + 2 * bucket + 1
+                    scene.record(rank, 7, begin + hook_ms / 8, sync)
+                    scene.wait(rank, 17, begin + hook_ms / 4, sync)
+                    events[rank].append((begin + hook_ms / 3, middle, gpu[rank], middle, size))
+                    host[rank] = begin + hook_ms
+        for number in range(len(layout)):
+            starts = [max(link[rank], events[rank][number][2], events[rank][number][3]) for rank in (0, 1)]
+            size = events[0][number][4]
+            done = max(starts) + latency_ms + ms_per_mib * size / MIB
+            handles = []
+            for rank in (0, 1):
+                call = (events[rank][number][0], events[rank][number][1])
+                handles.append(
+                    scene.launch(
+                        rank, 17, (starts[rank], done), "nccl", ("main", *call), kind="communication"
+                    )
+                )
+                link[rank] = done
+            scene.collective(*handles)
+            message.append(size)
+        for rank in (0, 1):
+            scene.range(rank, "backward", begun[rank], host[rank])
+            scene.record(rank, 17, host[rank] + 0.01, 1000 * step + 999)
+            scene.wait(rank, 7, host[rank] + 0.02, 1000 * step + 999)
+            call = (host[rank] + 0.03, host[rank] + 0.05)
+            start = max(gpu[rank], link[rank], call[1])
+            gpu[rank] = start + 0.5
+            scene.launch(rank, 7, (start, start + 0.3), "adam", ("main", call[0], call[0] + 0.01))
+            scene.launch(rank, 7, (start + 0.3, gpu[rank]), "adam", ("main", call[0] + 0.01, call[1]))
+            scene.range(rank, "optimizer", call[0], call[1])
+            scene.synchronise(rank, (call[1], gpu[rank]), "cudaDeviceSynchronize")
+            scene.range(rank, f"step {step}", begun[rank], gpu[rank])
+            host[rank] = gpu[rank]
+        ends.append(max(gpu))
+    trace = named(scene.trace())
+    by_id = dict(enumerate(message))
+    sized = trace.collectives.with_columns(
+        bytes=pl.col("collective_id").replace_strict(by_id, return_dtype=pl.Int64)
+    )
+    return replace(trace, collectives=sized), float(np.mean(np.diff(ends)))
+
+
+SIZES = [*[3 * MIB, MIB, 2 * MIB, 4 * MIB] * 6, 5 * MIB]
+UNEVEN = [8 * MIB, 4096, 4096, 2 * MIB, 65536, 6 * MIB] * 4
+
+
+@pytest.mark.parametrize("ms_per_mib", [0.02, 0.3])
+@pytest.mark.parametrize("sizes", [SIZES, UNEVEN])
+@pytest.mark.parametrize("late_ms", [0.0, 1.5])
+def test_caps_are_predicted_from_one_capture(sizes: list[int], ms_per_mib: float, late_ms: float) -> None:
+    """From the capture at 10 MiB predict the others; the simulation of DDP itself is the truth."""
+    captured, _ = ddp(sizes, 10 * MIB, ms_per_mib=ms_per_mib, late_ms=late_ms)
+    caps = (1, 4, 10, 16, 64)
+    result = whatif(context_of(captured), Ask(caps_mib=caps, parameter_bytes=tuple(sizes), standard=False))
+    for cap in caps:
+        _, truth = ddp(sizes, cap * MIB, ms_per_mib=ms_per_mib, late_ms=late_ms)
+        assert step_of(result, f"cap_{cap}") == pytest.approx(truth, rel=0.02), cap
+    assert result["whatif"].filter(pl.col("scenario") == "cap_10")["is_captured"][0]
+    assert result["whatif"]["buckets"].drop_nulls().to_list() == [
+        len(layout_for(sizes, cap * MIB)) for cap in caps
+    ]
+
+
+def test_without_sizes_a_bucket_is_spread_evenly() -> None:
+    captured, _ = ddp(SIZES, 10 * MIB, ms_per_mib=0.3)
+    context = context_of(captured)
+    graph = build(captured)
+    found = recorded_buckets(context, graph, buckets(context, graph=graph)["bucket"])
+    assert len(found.sizes) == len(SIZES)
+    assert sum(found.sizes) == sum(SIZES)
+    assert not found.measured_sizes
+    assert [sum(found.sizes[one] for one in bucket) for bucket in captured_layout(found)] == list(
+        found.caps_of_layout
+    )
+    result = whatif(context, Ask(caps_mib=(4, 16, 64), standard=False))
+    for cap in (4, 16, 64):
+        _, truth = ddp(SIZES, cap * MIB, ms_per_mib=0.3)
+        assert step_of(result, f"cap_{cap}") == pytest.approx(truth, rel=0.1)
+    assert any("spread evenly" in one for one in result.assumptions)
+
+
+def test_a_slow_link_has_a_winner_and_a_fast_one_has_none() -> None:
+    slow_link = whatif(
+        context_of(ddp(SIZES, 10 * MIB, ms_per_mib=0.3)[0]), Ask(caps_mib=(4, 64), standard=False)
+    )
+    assert "shortest step is predicted for a bucket cap of 4 MiB" in slow_link.findings[1].message
+    fast = whatif(
+        context_of(ddp(SIZES, 10 * MIB, ms_per_mib=0.001, latency_ms=0.001, hook_ms=0.001)[0]),
+        Ask(caps_mib=(4, 16, 64), standard=False),
+    )
+    assert "cannot be told apart" in fast.findings[1].message
+    assert "none is named the best" in fast.findings[1].message
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    context = context_of(ddp(SIZES, 10 * MIB)[0])
+    with pytest.raises(UsageError, match="bytes"):
+        whatif(context, Ask(caps_mib=(4,), parameter_bytes=(1, 2, 3)))
+
+
+def test_optimizer_in_backward_fills_the_tail() -> None:
+    """A part of the optimizer can run while the last bucket is sent."""
+    captured, truth = ddp([4 * MIB] * 4, 8 * MIB, ms_per_mib=0.3)
+    result = whatif(context_of(captured))
+    assert step_of(result, "unchanged") == pytest.approx(truth, rel=0.01)
+    # The first of its two kernels (0.3 of 0.5 ms) goes with the first bucket, and the tail hides it.
+    assert step_of(result, "optimizer_in_backward") == pytest.approx(truth - 0.3, rel=0.01)
+
+
+def test_overlapping_bands_name_no_winner() -> None:
+    def rows(*bands: tuple[str, int, int, int]) -> pl.DataFrame:
+        return WHATIF.frame(
+            [
+                {"scenario": name, "low_ns": low, "step_ns": step, "high_ns": high}
+                for name, low, step, high in bands
+            ]
+        )
+
+    assert indistinguishable(rows(("a", 90, 100, 110), ("b", 111, 120, 130))) == ["a"]
+    assert indistinguishable(rows(("a", 90, 100, 110), ("b", 110, 120, 130))) == ["a", "b"]
+    assert indistinguishable(rows(("b", 95, 100, 105), ("a", 90, 99, 108), ("c", 120, 130, 140))) == [
+        "a",
+        "b",
+    ]
+
+
+# --- real captures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["cvd", "blobs_ddp", "hook", "tp", "delay_cap4", "delay_cap64", "nodelay_cap16", "graph_node"]
+)
+def test_self_replay_error_is_below_two_percent(unpacked: Unpacked, name: str) -> None:
+    result = whatif(context_of(load(unpacked(f"h200/{name}"), host_calls=True, shapes=True)))
+    assert result["whatif_replay"]["error_ratio"].abs().max() < 0.02  # type: ignore[operator]
+    for table in TABLES:
+        assert result[table.name].columns == table.names
+
+
+def test_taking_away_a_late_rank_gives_back_its_spin(unpacked: Unpacked) -> None:
+    """cvd: rank 1 spins for 4.04 ms a step."""
+    result = whatif(context_of(load(unpacked("h200/cvd"), host_calls=True, shapes=True)))
+    change = result["whatif"].filter(pl.col("scenario") == "no_straggler")["change_ns"][0]
+    assert -4.4 < change / MS < -3.9
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("whatif") / "twelve.sqlite"
+    with gzip.open(samples.path(samples.TWELVE_BUCKETS)) as packed, target.open("wb") as out:
+        shutil.copyfileobj(packed, out)
+    return target
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_screen_fits(sample: Path, width: int) -> None:
+    made = CliRunner().invoke(
+        cli, ["whatif", str(sample)], env={"COLUMNS": str(width)}, catch_exceptions=False
+    )
+    assert made.exit_code == 0
+    assert max(map(len, made.output.splitlines())) <= width
+    for part in ("Replaying the run unchanged", "no straggler", "communication 2 x faster"):
+        assert part in made.output
+
+
+def test_json_holds_the_tables(sample: Path) -> None:
+    made = CliRunner().invoke(cli, ["whatif", str(sample), "--format", "json"], catch_exceptions=False)
+    assert set(json.loads(made.output)["tables"]) == {table.name for table in TABLES}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--bucket-cap", "x"],
+        ["--bucket-cap", "4,4"],
+        ["--bucket-cap", "-1"],
+        ["--faster", "0"],
+        ["--steps", "0:1"],
+        ["--from", "1"],
+        ["--parameters", "absent.json"],
+        ["--bucket-cap", "4"],  # the sizes of its buckets are unknown: no payloads
+    ],
+)
+def test_bad_options_are_one_line(sample: Path, options: list[str]) -> None:
+    made = CliRunner().invoke(cli, ["whatif", str(sample), *options])
+    assert made.exit_code != 0
+    assert isinstance(made.exception, UsageError)
