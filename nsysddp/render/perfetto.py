@@ -306,12 +306,12 @@ class _Writer:
     """Packets of one sequence; a name is written once and referred to from then on."""
 
     def __init__(self, stream: IO[bytes], origin_ns: int) -> None:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # type: ignore[import-untyped]
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
             TracePacket,
             TrackDescriptor,
             TrackEvent,
         )
-        from perfetto.trace_builder.proto_builder import (  # type: ignore[import-untyped]
+        from perfetto.trace_builder.proto_builder import (
             StreamingTraceProtoBuilder,
         )
 
