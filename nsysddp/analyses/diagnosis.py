@@ -737,9 +737,7 @@ def _costs(
             continue
         parts = evidence.filter(pl.col("cause") == code)
         rank, phase = _mostly(parts, "rank"), _mostly(parts, "phase")
-        longer = facts.excess.filter(pl.col("rank").eq_missing(rank), pl.col("longer_ns") > LATENCY_NS).head(
-            1
-        )
+        longer = facts.excess.filter(pl.col("rank").eq_missing(rank), pl.col("longer_ns") > cost / 2).head(1)
         if code == "straggler":  # lateness is made before it shows: the phase is where the rank takes longer
             phase = longer["phase"][0] if longer.height else None
         confidence, doubt = _confidence(code, found, steps, rank, paths, facts)
