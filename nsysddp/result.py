@@ -51,6 +51,7 @@ WARNING_CODES: dict[str, str] = {
     "shifted_times": "the export was made with normalised or shifted times",
     "steps_without_gpu_events": "step ranges in which a rank launched nothing have no window",
     "suspected_collectives": "unclassified kernels that are named like collectives",
+    "truncated_step": "a last step that was still running when the profiler stopped, left out",
     "unclassified_kernels": "kernel names that no rule knows, counted as compute",
     "unmatched_collectives": "communication kernels without a counterpart on other ranks, with the reasons",
     "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",

@@ -528,17 +528,52 @@ def test_29_and_30_backward_on_another_thread_by_any_style_of_range(style: str, 
 def test_30_a_range_that_never_ended(style: str, tmp_path: Path) -> None:
     export = Export()
     process = export.process()
-    _styled(process, style, "step 0", 0, 100)
     _styled(process, style, "step 1", 100, None)
     _styled(process, style, "backward", 120, None)
     process.kernel("a", 7, (10, 20))
     process.kernel("b", 7, (150, 180))
     process.kernel("c", 7, (190, 200), thread=5)
     made = tables(export.write(tmp_path / "a.sqlite"))
-    assert [(row["step"], row["kernels"]) for row in made["overlap"]] == [("step 0", 1), ("step 1", 2)]
+    assert [(row["step"], row["kernels"]) for row in made["overlap"]] == [("step 1", 2)]
     assert [(row["phase"], row["kernels"], row["host_end_ns"]) for row in made["phase"]] == [
         ("backward", 2, 200 * MS)
     ]
+
+
+@pytest.mark.parametrize("end", [200, None])
+def test_30_a_step_that_the_profiler_cut_off_is_left_out(end: float | None, tmp_path: Path) -> None:
+    """nsys closes what is open when it stops at the time of the stop; other tools leave the end out."""
+    export = Export()
+    whole, cut = export.process(), export.process()
+    for process in (whole, cut):
+        process.range("step 0", 0, 100)
+        process.range("forward", 10, 90)
+        process.kernel("a", 7, (20, 40))
+        process.kernel("b", 7, (150, 200))
+    whole.range("step 1", 110, 190)
+    whole.range("forward", 115, 180)
+    cut.range("step 1", 110, end)
+    cut.range("forward", 115, end)
+    path = export.write(tmp_path / "a.sqlite")
+    made = document(path)
+    assert [(row["rank"], row["step"], row["kernels"]) for row in made["tables"]["overlap"]] == [
+        *((0, "step 0", 1), (0, "step 1", 1)),
+        (1, "step 0", 1),
+    ]
+    assert [(row["rank"], row["total_ns"]) for row in made["tables"]["outside_steps"]] == [(1, 50 * MS)]
+    assert {one["code"]: one["count"] for one in made["warnings"]}["truncated_step"] == 1
+
+
+def test_30_a_last_step_that_a_phase_outlives_is_whole(tmp_path: Path) -> None:
+    export = Export()
+    process = export.process()
+    for number in (0, 1):
+        process.range(f"step {number}", 100 * number, 100 * number + 90)
+        process.range("optimizer", 100 * number + 50, 100 * number + 90)
+        process.kernel("a", 7, (100 * number + 60, 100 * number + 70))
+    process.range("backward", 195, 199)
+    made = tables(export.write(tmp_path / "a.sqlite"))
+    assert [row["step"] for row in made["overlap"]] == ["step 0", "step 1"]
 
 
 @pytest.mark.parametrize("style", ["push_pop", "start_end"])

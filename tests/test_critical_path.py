@@ -717,7 +717,7 @@ def test_steps_tile_the_run_and_name_their_pieces() -> None:
         scene.range(rank, "step 3", 0, 2)
         scene.range(rank, "forward", 0, 2)
         scene.range(rank, "step 4", 6, 10)
-        scene.range(rank, "backward", 6, 10)
+        scene.range(rank, "backward", 6, 9)
     trace = scene.trace()
     result = critical_path(trace)
     assert result["critical_path_step"].select(

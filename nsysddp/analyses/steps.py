@@ -153,6 +153,7 @@ class Attribution:
         phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges.
         launched: whether a launch row decided.
         by_time: events without a launch row, placed by time instead.
+        truncated: step ranges left out because the profiler's stop cut them off.
     """
 
     step: NDArray[np.int32]
@@ -162,6 +163,7 @@ class Attribution:
     phases: pl.DataFrame
     launched: NDArray[np.bool_]
     by_time: int
+    truncated: int = 0
 
     def phase_names(self) -> pl.Series:
         """Phase of each event as text; null if none."""
@@ -180,7 +182,7 @@ def attribute(trace: Trace) -> Attribution:
 
     Events without a launch row are placed by time: in the window that contains their start; they are counted.
     """
-    ranges = _step_ranges(trace)
+    ranges, truncated = _step_ranges(trace)
     phases = _phase_ranges(trace, ranges)
     size = trace.events.height
     step = np.full(size, -1, dtype=np.int32)
@@ -210,7 +212,7 @@ def attribute(trace: Trace) -> Attribution:
         if ranges.height
         else ranges.select("step_index", "name")
     )
-    return Attribution(step, phase, steps, ranges, phases, launched, by_time)
+    return Attribution(step, phase, steps, ranges, phases, launched, by_time, truncated)
 
 
 def _find(
@@ -253,13 +255,15 @@ def _named(trace: Trace, pattern: str) -> pl.DataFrame:
     return trace.ranges.filter(pl.col("text").is_in(chosen) & (pl.col("style") != "mark"))
 
 
-def _step_ranges(trace: Trace) -> pl.DataFrame:
-    """process, thread, start_ns, end_ns, name, step_index of every step range.
+def _step_ranges(trace: Trace) -> tuple[pl.DataFrame, int]:
+    """process, thread, start_ns, end_ns, name, step_index of every whole step range; how many others were left out.
 
     Steps match over ranks by name; a name that comes again later in a process is another step. The same name at the
     same time on another thread is the same step.
     """
-    found = _named(trace, trace.step_pattern).sort("process", "text", "start_ns", "end_ns")
+    named = _named(trace, trace.step_pattern)
+    cut_off = _cut_off(trace, named)
+    found = named.filter(~cut_off).sort("process", "text", "start_ns", "end_ns")
     occurrence: list[int] = []
     last: tuple[int, str] | None = None
     number, reach = 0, 0
@@ -271,8 +275,8 @@ def _step_ranges(trace: Trace) -> pl.DataFrame:
         else:
             reach = max(reach, end)
         occurrence.append(number)
-    named = found.rename({"text": "name"}).with_columns(pl.Series("occurrence", occurrence, dtype=pl.Int64))
-    outer = _without_nested(named)
+    counted = found.rename({"text": "name"}).with_columns(pl.Series("occurrence", occurrence, dtype=pl.Int64))
+    outer = _without_nested(counted)
     order = (
         outer.group_by("name", "occurrence")
         .agg(pl.col("start_ns").min())
@@ -280,8 +284,36 @@ def _step_ranges(trace: Trace) -> pl.DataFrame:
         .with_row_index("step_index")
         .select("name", "occurrence", pl.col("step_index").cast(pl.Int64))
     )
-    return outer.join(order, on=["name", "occurrence"], how="left", maintain_order="left").select(
+    numbered = outer.join(order, on=["name", "occurrence"], how="left", maintain_order="left").select(
         "process", "thread", "start_ns", "end_ns", "name", "step_index"
+    )
+    return numbered, int(cut_off.sum())
+
+
+def _cut_off(trace: Trace, steps: pl.DataFrame) -> pl.Series:
+    """Which step ranges did the end of the capture cut off?
+
+    nsys gives every range that is open when it stops the time of the stop as its end. So a step is cut off if a phase
+    inside it ends at the very same nanosecond, and nothing of the process ends later; two calls that close ranges
+    never take no time. The only step of a process is kept: there is nothing better.
+    """
+    others = trace.ranges.filter(pl.col("style") != "mark").join(
+        steps, on=["process", "thread", "start_ns", "end_ns", "text"], how="anti"
+    )
+    stops = (
+        others.group_by("process", "thread", "end_ns")
+        .agg(pl.col("start_ns").max().alias("inner_ns"))
+        .filter(pl.col("end_ns") == pl.col("end_ns").max().over("process"))
+    )
+    latest = pl.col("end_ns") == pl.col("end_ns").max().over("process")
+    return (
+        steps.join(stops, on=["process", "thread", "end_ns"], how="left", maintain_order="left")
+        .select(
+            latest
+            & (pl.col("inner_ns") >= pl.col("start_ns")).fill_null(False)
+            & (pl.col("start_ns") > pl.col("start_ns").min().over("process"))
+        )
+        .to_series()
     )
 
 
@@ -426,6 +458,14 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
                 "steps_without_gpu_events",
                 empty,
                 "step ranges in which a rank launched nothing have no window",
+            )
+        )
+    if attribution.truncated:
+        warnings.append(
+            Warning(
+                "truncated_step",
+                attribution.truncated,
+                "a last step that was still running when the profiler stopped is left out",
             )
         )
     if attribution.by_time:
