@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from nsysddp.analyses import Context, analyze, context_of
+from nsysddp.analyses.buckets import buckets
 from nsysddp.analyses.critical_path import critical_path
+from nsysddp.analyses.diagnosis import diagnose
 from nsysddp.cli import main
 from nsysddp.ingest.load import load
 from nsysddp.intervals import Intervals
@@ -399,6 +401,33 @@ def test_further_sections_are_shown_where_they_are_given(answered: tuple[Result,
     assert order[-3:] == ["diagnosis", "comparison", "provenance"]
     assert page.count("taken for granted") == 2
     assert "capture preset" in page
+
+
+def test_buckets_and_diagnosis_have_their_place(answered: tuple[Result, Context]) -> None:
+    result, context = answered
+    found, causes = buckets(context), diagnose(context)
+    page = html_report(result, context=context, buckets=found, diagnosis=causes)
+    elements = Elements(page)
+    held = [json.loads("".join(text)) for _, a, text in elements.found if a.get("id") == "table-bucket"]
+    assert held[0]["rows"] == found["bucket"].height > 0
+    order = re.findall(r'<section id="([a-z-]+)"', page)
+    assert order.index("table-of-collective") + 1 == order.index("table-of-bucket")
+    for row in causes["diagnosis"].iter_rows(named=True):
+        assert str(escape(row["claim"])) in page
+        assert str(escape(row["try_next"])) in page
+
+
+def test_values_of_a_comparison_are_shown_in_the_unit_that_is_told() -> None:
+    row = {
+        "metric": "step_ns",
+        "unit": "ns",
+        "base": 2_500_000.0,
+        "difference": -500_000.0,
+        "change_ratio": -0.2,
+    }
+    assert html._cells(row) == ["step", "ms", "2.500", "−0.500", "-20.0 %"]
+    row = {"metric": "throughput", "unit": "per s", "base": 2_500.0, "difference": None, "change_ratio": None}
+    assert html._cells(row) == ["throughput", "per s", "2,500", "", ""]
 
 
 def test_the_page_is_the_same_in_every_process(run: Path, page: str) -> None:

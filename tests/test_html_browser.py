@@ -17,7 +17,9 @@ from builder import Export
 from conftest import ROOT, require
 
 from nsysddp.analyses import analyze, context_of
+from nsysddp.analyses.buckets import buckets
 from nsysddp.analyses.critical_path import critical_path
+from nsysddp.analyses.diagnosis import diagnose
 from nsysddp.ingest.load import load
 from nsysddp.render.html import html_report
 
@@ -59,7 +61,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def written(reports: list[Path], out: Path) -> Path:
     trace = load(reports, launches=True, host_calls=True)
-    page = html_report(analyze(trace), context=context_of(trace), critical_path=critical_path(trace))
+    context = context_of(trace)
+    path = critical_path(trace)
+    page = html_report(
+        analyze(trace),
+        context=context,
+        critical_path=path,
+        buckets=buckets(context),
+        diagnosis=diagnose(context, paths=path),
+    )
     out.write_text(page, encoding="utf-8")
     return out
 
@@ -169,6 +179,45 @@ def test_the_policy_stops_any_program_that_is_not_the_pages(driver: Any, page: P
     assert driver.title != "taken"
     said = " ".join(entry["message"] for entry in driver.get_log("browser"))
     assert "Content Security Policy" in said
+
+
+def test_the_picture_shows_what_ran_when(driver: Any, page: Path) -> None:
+    """At instants well inside of what ran, and of what did not, the colours of compute and transfer say so."""
+    import base64
+    import io
+
+    import numpy as np
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    from nsysddp.render.theme import LOOKS
+
+    opened(driver, page)
+    low, high = view(driver)
+    left, width = driver.execute_script(
+        """const box = (words) => document.querySelector(`#timeline-plot ${words}`).getBoundingClientRect();
+        return [box('.u-over').left - box('canvas').left, box('.u-over').width];"""
+    )
+    picture = imread(io.BytesIO(base64.b64decode(drawn(driver).split(",", 1)[1])))[:, :, :3]
+    context = context_of(load([page.parent / "run.sqlite"], launches=True))
+    # The lane of the critical path has the same colours: the ranks begin below it.
+    ranks = picture[90:]
+    for key in ("compute", "transfer"):
+        sets = [
+            context.trace.union(rank, ["compute"]) if key == "compute" else context.splits[rank].transfer
+            for rank in (0, 1)
+        ]
+        either = sets[0] | sets[1]
+        checked = {True: 0, False: 0}
+        for at in range(int(low * 1e6) + 15_000, int(high * 1e6) - 15_000, 37_000):
+            covered = int(either.length_within(at - 8_000, at + 8_000))
+            if covered not in (0, 16_000):
+                continue
+            column = ranks[:, int(left + (at / 1e6 - low) / (high - low) * width)]
+            seen = bool((np.abs(column - np.array(to_rgb(LOOKS[key].fill))).max(axis=1) < 0.02).any())
+            assert seen == (covered > 0), (key, at)
+            checked[seen] += 1
+        assert min(checked.values()) > 5, checked
 
 
 def test_zooms_and_moves_by_buttons_mouse_and_keys(driver: Any, page: Path) -> None:
@@ -283,6 +332,27 @@ def test_findings_and_rows_lead_to_their_places(driver: Any, page: Path) -> None
     driver.execute_script("arguments[0].click()", link)
     if "rank" in wanted:
         assert set(cells(driver, wanted["table"], "rank")) == {str(wanted["rank"])}
+    check_quiet(driver, page)
+
+
+def test_jumps_to_a_step_a_bucket_and_a_piece_of_the_critical_path(driver: Any, page: Path) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    opened(driver, page)
+    seen = [view(driver)]
+    for menu, place in (("go-step", 2), ("go-bucket", 2), ("go-path", 1)):
+        Select(driver.find_element("id", menu)).select_by_index(place)
+        seen.append(view(driver))
+        if menu == "go-bucket":
+            details = driver.find_element("id", "timeline-details").text
+            chosen = Select(driver.find_element("id", menu)).first_selected_option.text
+            assert chosen.startswith("bucket 0: all reduce")
+            assert "bucket\n0" in details
+            assert "launched in\nstep 1" in details
+    assert len(set(seen)) == 4
+    step, bucket = seen[1], seen[2]
+    assert step[0] < bucket[0] < bucket[1] < step[1]
+    assert "critical path" in driver.find_element("id", "timeline-details").text
     check_quiet(driver, page)
 
 

@@ -185,6 +185,9 @@ def html_report(
         origin_ns=timeline["origin_ns"],
     )
     findings = [places.finding(one, f"finding-{number}") for number, one in enumerate(result.findings)]
+    for one in long:
+        told = buckets.findings if buckets is not None and one["name"] == "bucket" else ()
+        one["findings"] = [places.finding(each, f"bucket-{number}") for number, each in enumerate(told)]
     labels, figures = per_rank.figures(result)
     bars = per_rank.bars(result)
     program, plot_program = _template("report.js"), _vendored("uPlot.iife.min.js")
@@ -760,7 +763,7 @@ def _diagnosis_part(part: Part | None, places: _Places) -> dict[str, Any] | None
     if made is None or part is None:
         return made
     # The claims are the findings above; here is what they leave open.
-    told = ("steps", "of_steps", "claim")
+    told = ("steps", "of_steps", "claim", "rank", "phase")
     captions = {
         "diagnosis": "Causes by what each costs at most per steady step; faults have no cost and come last",
         "diagnosis_unjudged": "What this capture does not tell",

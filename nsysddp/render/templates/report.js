@@ -377,6 +377,7 @@
   const HEIGHTS = { compute: 20, spin: 13, communication: 20, exposed: 12, memory: 11, graph: 17, idle: 11, host: 13, path: 20 };
   const BRIEF = new Set(["compute", "communication", "exposed", "graph"]);
   const MOST_SUBROWS = 4;
+  const MOST_LABELLED = 16;
   const MOST_BOXES = 20000;
 
   class Timeline {
@@ -471,28 +472,31 @@
       let top = 4;
       const add = (lane, height) => {
         lanes.push({ ...lane, top, height });
-        top += height + 3;
+        top += height + (this.dense && lane.kind !== "path" ? 1 : 3);
       };
       const headers = [];
+      // Very many ranks: a rank's name takes the place of its lanes' names, and only the first tells the steps.
+      this.dense = this.compact && this.ranks.length > MOST_LABELLED;
       if (this.path) {
         const height = HEIGHTS.path + 13 * (this.path.rows - 1);
         add({ kind: "path", label: "critical path" }, height);
         top += 8;
       }
       this.ranks.forEach((rank, place) => {
-        headers.push({ rank, top, height: 15 });
+        const named = !this.dense || !place;
+        headers.push({ rank, top, named });
         const begin = top;
-        top += 16;
+        if (named) top += 16;
         if (!this.compact && rank.phases.length) add({ kind: "host", label: "host", rank, place }, HEIGHTS.host);
         for (const lane of rank.lanes) {
           if (this.compact && !BRIEF.has(lane.name)) continue;
           const streams = Math.min(lane.streams ? lane.streams.length : 1, MOST_SUBROWS);
-          const base = this.compact ? Math.round(HEIGHTS[lane.name] * 0.75) : HEIGHTS[lane.name];
+          const base = this.compact ? Math.round(HEIGHTS[lane.name] * (this.dense ? 0.6 : 0.75)) : HEIGHTS[lane.name];
           add({ kind: "lane", label: lane.label, lane, rank, place }, base + (streams - 1) * Math.round(base * 0.6));
         }
         headers[headers.length - 1].bottom = top;
         headers[headers.length - 1].begin = begin;
-        top += this.compact ? 5 : 10;
+        top += this.dense ? 3 : this.compact ? 5 : 10;
       });
       this.lanes = lanes;
       this.headers = headers;
@@ -631,16 +635,18 @@
       context.textAlign = "left";
       for (const header of this.headers) {
         const { rank } = header;
+        const middle = top + (this.dense ? header.bottom - 18 : header.top + 8);
         context.fillStyle = rank.rank === this.rank ? this.paint.mark : this.paint.ink;
         context.font = "600 12px system-ui, sans-serif";
-        context.fillText(`rank ${rank.rank}`, 2, top + header.top + 8);
+        context.fillText(`rank ${rank.rank}`, 2, middle);
         const wide = context.measureText(`rank ${rank.rank}`).width;
         context.fillStyle = this.paint.soft;
         context.font = "10px system-ui, sans-serif";
-        context.fillText(this.fitted(context, rank.place[0] ?? "", LEFT - wide - 16), wide + 8, top + header.top + 8);
+        context.fillText(this.fitted(context, rank.place[0] ?? "", LEFT - wide - 16), wide + 8, middle);
       }
       context.textAlign = "right";
       for (const lane of this.lanes) {
+        if (this.dense && lane.kind === "lane") continue;
         context.fillStyle = lane.kind === "path" ? this.paint.ink : this.paint.soft;
         context.font = `${lane.kind === "path" ? "600 11px" : "10.5px"} system-ui, sans-serif`;
         context.fillText(lane.label, LEFT - 8, top + lane.top + lane.height / 2);
@@ -894,6 +900,7 @@
           const to = x(windows.start[place] + windows.length[place]);
           context.fillStyle = this.paint.rule;
           context.fillRect(Math.round(from), top + header.top, 1, header.bottom - header.top - 2);
+          if (!header.named) continue;
           const room = every > 1 ? 60 : Math.min(to, left + width) - Math.max(from, left) - 8;
           context.fillStyle = this.paint.soft;
           const label = this.packed.steps[windows.step[place]] + (windows.warm[place] ? " (warm-up)" : "");
