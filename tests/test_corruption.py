@@ -322,7 +322,7 @@ def told_by_oracle(path: Path) -> list[list[Any]]:
     rows = []
     for (packed, device), events in there.items():
         sums = oracle.capture_sums(events)
-        pid = None if packed is None else (packed >> 24) & 0xFFFFFF
+        pid = None if packed in (None, -1) else (packed >> 24) & 0xFFFFFF
         rows.append([pid, device, *sums.values()])
     return sorted(rows, key=repr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
 
@@ -91,6 +92,9 @@ def exit_code(error: NsysddpError) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a question mark
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = cli.main(args=argv, prog_name="nsysddp", standalone_mode=False)
     except NsysddpError as error:

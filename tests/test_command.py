@@ -1,0 +1,632 @@
+"""The command line itself: exit codes, documents and their schema, queries, files left and not left, start-up."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import polars as pl
+import pytest
+from builder import Export
+from command import document, run, tables
+from conftest import ROOT, require
+
+import nsysddp
+from nsysddp import schema
+from nsysddp.cli import EXIT_CODES, exit_code
+from nsysddp.errors import (
+    AnalysisError,
+    MissingTable,
+    NoGpuEvents,
+    NotAReport,
+    NsysddpError,
+    QueryError,
+    RankConflict,
+    UsageError,
+)
+from nsysddp.ingest import sql
+from nsysddp.ingest.report import open_report
+from nsysddp.render.document import json_schema
+
+Unpack = Callable[[str], Path]
+PROGRAM = [sys.executable, "-c", "from nsysddp.cli import main; main()"]
+H200 = [
+    "blobs_ddp",
+    "cvd",
+    "delay_cap4",
+    "delay_cap64",
+    "graph_graph",
+    "graph_node",
+    "hook",
+    "nodelay_cap16",
+    "tp",
+]
+
+
+def small() -> Export:
+    export = Export()
+    export.lanes("""
+        rank 0 | host "step 0"[0,100) backward[10,90)  s7 g[10,60) g[70,80)  s17 c[20,85)  s9 memcpy[5,8)
+        rank 1 | host "step 0"[0,100) backward[10,90)  s7 g[10,60) g[70,80)  s17 c[40,85)  s9 memset[5,8)
+    """)
+    return export
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    return small().write(folder / "a.sqlite")
+
+
+# --- the document -------------------------------------------------------------------------------------------
+
+
+def check_document(made: dict[str, Any]) -> None:
+    jsonschema.validate(made, json_schema(), jsonschema.Draft202012Validator)
+    assert list(made["tables"]) == list(schema.TABLES)
+    for name, rows in made["tables"].items():
+        for row in rows:
+            assert list(row) == schema.TABLES[name].names
+
+
+@pytest.mark.parametrize("name", H200)
+@pytest.mark.parametrize("per", ["step", "capture"])
+def test_every_document_keeps_its_schema(name: str, per: str, unpacked: Unpack) -> None:
+    check_document(document(unpacked(f"h200/{name}"), "--per", per))
+
+
+def test_the_schema_is_one_and_refuses_what_is_not_of_it(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    made = document(path)
+    check_document(made)
+    made["tables"]["overlap"][0]["compute_ns"] = "many"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(made, json_schema())
+    del made["tables"]["overlap"][0]["compute_ns"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(made, json_schema())
+
+
+def test_stdout_is_one_document_and_nothing_else(path: Path) -> None:
+    ran = run("analyze", path, "--format", "json")
+    assert ran.err == ""
+    made, end = json.JSONDecoder().raw_decode(ran.out)
+    assert ran.out[end:] == "\n"
+    assert made["inputs"][0]["name"] == "a.sqlite"
+    assert run("analyze", path, "--format", "json").out == ran.out
+
+
+@pytest.mark.parametrize("name", schema.TABLES)
+def test_csv_and_markdown_are_the_table(name: str, path: Path) -> None:
+    wanted = tables(path)[name]
+    rows = list(csv.DictReader(io.StringIO(run("analyze", path, "--format", "csv", "--table", name).out)))
+    assert len(rows) == len(wanted)
+    for row, want in zip(rows, wanted, strict=True):
+        assert list(row) == schema.TABLES[name].names
+        for key, value in want.items():
+            shown = row[key]
+            if value is None:
+                assert shown == ""
+            elif isinstance(value, bool):
+                assert shown == str(value).lower()
+            elif isinstance(value, float):
+                assert float(shown) == pytest.approx(value)
+            else:
+                assert shown == str(value)
+    lines = run("analyze", path, "--format", "markdown", "--table", name).out.splitlines()
+    assert len(lines) == len(wanted) + 2
+
+
+def test_out_writes_every_table_and_the_document(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("analyze", path, "--out", out).code == 0
+    assert {file.name for file in out.iterdir()} == {
+        "result.json",
+        *(f"{name}.csv" for name in schema.TABLES),
+    }
+    assert json.loads((out / "result.json").read_text()) == document(path)
+    assert pl.read_csv(out / "overlap.csv").height == 2
+    again = run("analyze", path, "--out", out)
+    assert again.code == 2
+    assert "--force" in again.line
+    (out / "old.txt").write_text("x")
+    assert run("analyze", path, "--out", out, "--force").code == 0
+    assert not (out / "old.txt").exists()
+
+
+def test_out_appears_whole_or_not_at_all(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    calls = []
+
+    def fails(frame: pl.DataFrame, target: Any = None, **options: Any) -> None:
+        calls.append(target)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", fails)
+    ran = run("analyze", path, "--out", out)
+    assert ran.code != 0
+    assert "No space left" in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in"]
+
+
+def test_out_into_nowhere(path: Path, tmp_path: Path) -> None:
+    assert run("analyze", path, "--out", tmp_path / "no" / "such" / "folder").code == 2
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert run("analyze", path, "--out", file).code == 2
+    assert file.read_text() == "kept"
+
+
+# --- exit codes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NsysddpError("x"), 1),
+        (AnalysisError("x"), 1),
+        (UsageError("x"), 2),
+        (NotAReport("x"), 3),
+        (MissingTable("x"), 3),
+        (NoGpuEvents("x"), 4),
+        (RankConflict("x"), 5),
+    ],
+)
+def test_exit_code_of_every_error(error: NsysddpError, code: int) -> None:
+    assert exit_code(error) == code
+    assert code in EXIT_CODES
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["analyze"],
+        ["analyze", "--per", "year", "x"],
+        ["analyze", "x", "--no-such-option"],
+        ["nosuchcommand"],
+        ["analyze", "x", "--skip-warmup", "-1"],
+        ["analyze", "x", "--clock-tolerance", "-1"],
+        ["query", "no_such_query", "x"],
+    ],
+    ids=" ".join,
+)
+def test_usage_is_2_or_says_what_is_unknown(argv: list[str]) -> None:
+    ran = run(*argv)
+    assert ran.code in (2, 1, 3)
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+def test_bad_patterns_rules_and_tables(path: Path, tmp_path: Path) -> None:
+    rules = {
+        "notoml": "[[rule]",
+        "norule": "x = 1",
+        "notable": "rule = [1]",
+        "class": '[[rule]]\npattern = "a"\nclass = "fast"',
+        "kind": '[[rule]]\npattern = "a"\nclass = "compute"\nkind = "all_reduce"',
+        "regex": '[[rule]]\npattern = "("\nclass = "compute"',
+        "nopattern": '[[rule]]\nclass = "compute"',
+        "key": '[[rule]]\npattern = "a"\nclass = "compute"\ncolour = "red"',
+        "match": '[[rule]]\npattern = "a"\nclass = "compute"\nmatch = "some"',
+        "hint": '[[rule]]\npattern = "a"\nclass = "compute"\nmatch = "full"',
+    }
+    for name, text in rules.items():
+        file = tmp_path / f"{name}.toml"
+        file.write_text(text)
+        ran = run("analyze", path, "--rules", file)
+        assert ran.code == 2, name
+        assert f"{name}.toml" in ran.line
+    (tmp_path / "latin.toml").write_bytes(b"[[rule]]\npattern = '\xe9'\n")
+    for argv in (
+        ["--rules", tmp_path / "absent.toml"],
+        ["--rules", tmp_path / "latin.toml"],
+        ["--rules", tmp_path],
+        ["--step-pattern", "("],
+        ["--phase-pattern", "x=("],
+        ["--phase-pattern", "x"],
+        ["--phase-pattern", "=y"],
+        ["--phase-pattern", "x="],
+        ["--table", "nothing"],
+    ):
+        assert run("analyze", path, *argv).code == 2, argv
+        assert run("analyze", path, *argv).line
+
+
+def test_a_rule_by_its_full_name(path: Path, tmp_path: Path) -> None:
+    export = small()
+    export.processes[0].kernel("kernel", 8, (200, 210), demangled="void acme::net::kernel<int>(int)")
+    report = export.write(tmp_path / "b.sqlite")
+    rules = tmp_path / "r.toml"
+    rules.write_text(
+        '[[rule]]\npattern = \'\\bacme::net::\'\nmatch = "full"\nhint = ["acme::net"]\nclass = "communication"\n'
+        '[[rule]]\npattern = "memcpy HtoD"\nclass = "communication"\nkind = "broadcast"\n'
+    )
+    row = tables(report, "--per", "capture", "--rules", rules)["overlap"][0]
+    assert row["communication_ns"] == (65 + 10 + 3) * 1_000_000
+
+
+# --- queries ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sql.names())
+def test_the_header_of_a_query_is_its_sql(name: str, tmp_path: Path) -> None:
+    """Tables and columns that it reads, and the columns that it returns, are exactly those of the header."""
+    query = sql.get(name)
+    connection = sqlite3.connect(":memory:")
+    for table in query.tables:
+        columns = dict.fromkeys([*query.needs.get(table, ()), *query.optional.get(table, ())])
+        connection.execute(f'CREATE TABLE "{table}" ({", ".join(f"{chr(34)}{c}{chr(34)}" for c in columns)})')
+    read: dict[str, set[str]] = {}
+
+    def watch(action: int, table: str | None, column: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_READ and table and column and not table.startswith(("json", "sqlite_")):
+            read.setdefault(table, set()).add(column)
+        return sqlite3.SQLITE_OK
+
+    connection.set_authorizer(watch)
+    cursor = connection.execute(query.text, dict.fromkeys(query.parameters))
+    assert [column[0] for column in cursor.description] == list(query.columns)
+    declared = {
+        table: {*query.needs.get(table, ()), *query.optional.get(table, ())} - {"rowid"}
+        for table in query.tables
+    }
+    found = {table: columns - {"ROWID", "rowid", ""} for table, columns in read.items()}
+    assert found == declared
+    named = set(re.findall(r"(?<![:\w]):([a-z]\w*)", re.sub(r"'[^']*'", "", query.text)))
+    assert named == set(query.parameters)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SELECT 1 AS x", "header"),
+        ("-- name: q\n-- question: q?\n-- row: r\nSELECT 1", "header"),
+        ("-- name: other\n-- question: q?\n-- row: r\n-- column x: INTEGER\nSELECT 1 AS x", "header"),
+        ("-- name: q\n-- colour: red\nSELECT 1", "unknown header line"),
+    ],
+)
+def test_a_query_with_a_wrong_header_is_refused(text: str, said: str) -> None:
+    with pytest.raises(QueryError, match=said):
+        sql.parse(text, "q")
+
+
+def test_queries_are_listed_shown_and_run(path: Path, tmp_path: Path) -> None:
+    listed = run("query").out
+    assert all(name in listed for name in sql.names())
+    assert run("query", "kernels", "--show").out == (ROOT / "queries" / "kernels.sql").read_text()
+    rows = json.loads(run("query", "kernels", path, "--format", "json", "--limit", "3").out)
+    assert len(rows) == 3
+    assert list(rows[0]) == list(sql.get("kernels").columns)
+    target = tmp_path / "k.parquet"
+    assert run("query", "kernels", path, "--format", "parquet", "--out", target).code == 0
+    assert pl.read_parquet(target).height == 6
+    assert run("query", "kernels", path, "--format", "csv", "--out", target).code == 2
+    assert run("query", "kernels", path, "--format", "parquet").code == 2
+    for name in sql.names():
+        ran = run("query", name, path)
+        assert ran.code == 0 or ran.line
+
+
+def test_a_query_of_the_user_only_reads(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    file = tmp_path / "q.sql"
+    file.write_text("SELECT count(*) AS n, 'x' AS n FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    assert run("query", file, path, "--format", "csv").out == "n,n_1\n6,x\n"
+    for text in (
+        "DELETE FROM StringIds",
+        "DROP TABLE StringIds",
+        "ATTACH ':memory:' AS x",
+        "PRAGMA journal_mode = WAL",
+        "SELECT 1; SELECT 2",
+        "SELEC 1",
+        "",
+        "CREATE TEMP TABLE t(x)",
+        "SELECT load_extension('x')",
+        "VACUUM INTO '/tmp/nsysddp-stolen'",
+    ):
+        file.write_text(text)
+        ran = run("query", file, path)
+        assert ran.code == 1, text
+        assert ran.line, text
+    assert path.read_bytes() == before
+    assert run("query", tmp_path / "absent.sql", path).code == 1
+    assert run("query", file).code == 2
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(file.relative_to(folder)): (file.stat().st_mtime_ns, file.read_bytes())
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+COMMANDS = (
+    ["analyze"],
+    ["analyze", "--per", "capture", "--format", "json"],
+    ["doctor"],
+    ["query", "kernels"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd", "wal", "odd name"])
+def test_the_input_is_not_touched_and_nothing_is_left(command: list[str], kind: str, path: Path) -> None:
+    folder = path.parent
+    if kind == "gzip":
+        path = folder / "b.sqlite.gz"
+        path.write_bytes(gzip.compress((folder / "a.sqlite").read_bytes()))
+    elif kind == "zstd":
+        import zstandard
+
+        path = folder / "b.sqlite.zst"
+        data = (folder / "a.sqlite").read_bytes()
+        packer = zstandard.ZstdCompressor()
+        path.write_bytes(packer.compress(data[:5000]) + packer.compress(data[5000:]))
+    elif kind == "wal":
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE mine(x)")
+        connection.close()
+    elif kind == "odd name":
+        path = path.rename(folder / "a b?c#d%20e&mode=rwc 'é.sqlite")
+    before = everything(folder)
+    ran = run(*command, path)
+    assert ran.code == 0, ran.err
+    assert everything(folder) == before
+
+
+def test_a_read_only_folder(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    wanted = tables(path)
+    folder = path.parent
+    path.chmod(stat.S_IRUSR)
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert tables(path) == wanted
+    finally:
+        folder.chmod(stat.S_IRWXU)
+
+
+def test_an_unreadable_file(path: Path) -> None:
+    path.chmod(0)
+    require("a user other than root", not os.access(path, os.R_OK))
+    ran = run("analyze", path)
+    assert ran.code == 3
+    assert "Permission denied" in ran.line
+
+
+def test_while_another_process_reads_or_writes(path: Path) -> None:
+    wanted = tables(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT * FROM StringIds").fetchone()
+    assert tables(path) == wanted
+    other.execute("COMMIT")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO StringIds VALUES (987654, 'x')")
+    assert tables(path) == wanted
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def test_while_another_process_holds_the_file(path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        ran = run("analyze", path)
+    finally:
+        other.close()
+    assert ran.code == 3
+    assert "locked" in ran.line
+
+
+def test_while_a_writer_keeps_a_write_ahead_log(path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("CREATE TABLE mine(x)")
+    assert path.with_name("a.sqlite-wal").exists()
+    rows = tables(path)["overlap"]
+    other.close()
+    assert rows == tables(path)["overlap"]
+
+
+def test_two_analyses_at_once(path: Path) -> None:
+    from nsysddp.analyses import analyze
+    from nsysddp.ingest.load import load
+
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(analyze(load(path))["overlap"].to_dicts()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(one == found[0] for one in found)
+
+
+def test_a_report_is_closed_after_an_error(tmp_path: Path) -> None:
+    path = Export().write(tmp_path / "a.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE StringIds")
+    connection.commit()
+    connection.close()
+    with pytest.raises(NotAReport):
+        open_report(path)
+    path.unlink()
+
+
+# --- text on a screen ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_a_terminal_that_knows_few_characters(encoding: str, path: Path) -> None:
+    for argv in (["analyze", path], ["doctor", path], ["query"], ["analyze", path, "--format", "json"]):
+        ended = subprocess.run(
+            [*PROGRAM, *argv],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_lines_fit_the_screen(width: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = run("analyze", path).out
+    assert max(map(len, said.splitlines())) <= max(width, 70)
+    assert "\x1b" not in said
+
+
+# --- start-up -----------------------------------------------------------------------------------------------
+
+HEAVY = (
+    "polars",
+    "matplotlib",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "sqlalchemy",
+    "rich",
+    "jinja2",
+    "adbc_driver_sqlite",
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nsysddp",
+        "import nsysddp.cli",
+        "from nsysddp.cli import main; import contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        " try: main(['--help'])\n"
+        " except SystemExit: pass",
+        "import nsysddp.markers",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
+    listing = f"{code}\nimport sys; print('\\n'.join(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in ended.stdout.split()}
+    assert "nsysddp" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_help_starts_in_a_quarter_of_a_second_of_cpu() -> None:
+    spent = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([*PROGRAM, "--help"], capture_output=True, check=True)
+        after = os.times()
+        spent.append(
+            after.children_user + after.children_system - before.children_user - before.children_system
+        )
+    assert min(spent) < 0.25
+
+
+def test_the_public_names() -> None:
+    assert set(nsysddp.__all__) == {"NsysddpError", "Result", "Trace", "__version__", "analyze", "load"}
+    for name in nsysddp.__all__:
+        assert getattr(nsysddp, name) is not None
+    with pytest.raises(AttributeError):
+        _ = nsysddp.nothing  # type: ignore[attr-defined]
+
+
+def test_from_a_notebook(path: Path) -> None:
+    trace = nsysddp.load(path)
+    assert nsysddp.analyze(trace)["overlap"].height == 2
+
+
+def test_tables_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(AnalysisError, match="no column"):
+        schema.RANK.frame([{"rang": 1}])
+    with pytest.raises(AnalysisError, match="lacks"):
+        schema.RANK.check(pl.DataFrame({"rank": [1]}))
+    assert schema.OVERLAP.empty().schema == pl.Schema(schema.OVERLAP.dtypes)
+    assert schema.RANK.frame([{"rank": 1}])["pid"].to_list() == [None]
+
+
+def test_version() -> None:
+    assert run("--version").out.split()[-1] == nsysddp.__version__
+
+
+@pytest.mark.slow
+def test_the_wheel_works_alone(tmp_path: Path) -> None:
+    """Built, installed without development packages in a fresh environment, run from another folder."""
+    source = tmp_path / "source"
+    ignore = shutil.ignore_patterns(
+        ".venv", ".git", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis", "dist"
+    )
+    shutil.copytree(ROOT, source, ignore=ignore)
+    offline = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path / "probe"), "click"],
+        capture_output=True,
+        check=False,
+    )
+    require("a package index", offline.returncode == 0)
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [python, "-m", "pip"]
+    wheels = tmp_path / "wheels"
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", wheels, source], check=True, capture_output=True)
+    (wheel,) = wheels.glob("nsysddp-*.whl")
+    subprocess.run([*pip, "install", "-q", wheel], check=True, capture_output=True)
+    shutil.rmtree(source)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    sample = (
+        "from importlib.resources import files; print(files('nsysddp') / 'samples' / 'delay_cap4.sqlite.gz')"
+    )
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "NSYSDDP"))}
+    found = subprocess.run(
+        [python, "-c", sample], cwd=elsewhere, env=clean, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    ended = subprocess.run(
+        [tmp_path / "env" / "bin" / "nsysddp", "analyze", found, "--format", "json"],
+        cwd=elsewhere,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads(ended.stdout)["tables"]["overlap"]
+    assert [row["collectives"] for row in rows] == [12, 12]
+    listed = subprocess.run(
+        [tmp_path / "env" / "bin" / "nsysddp", "query"],
+        cwd=elsewhere,
+        env=clean,
+        capture_output=True,
+        check=True,
+    )
+    assert b"kernels" in listed.stdout
+    assert list(elsewhere.iterdir()) == []
