@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says more about what else the machine does than about the code.
+settings.register_profile("nsysddp", deadline=None, print_blob=True)
+settings.load_profile("nsysddp")
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
