@@ -87,8 +87,8 @@ def test_it_holds_what_a_reviewer_needs(made: Path) -> None:
         "evidence.json",
         "evidence.schema.json",
         "manifest.json",
-        "exports/new/1/delay_cap4.sqlite",
-        "exports/base/1/delay_cap64.sqlite",
+        "exports/new/1/1/delay_cap4.sqlite",
+        "exports/base/1/1/delay_cap64.sqlite",
         *(
             f"figures/{name}.{kind}"
             for name in ("timeline", "decomposition", "comparison")
@@ -432,11 +432,11 @@ def test_a_forged_export_is_found_with_the_reports(made: Path, tmp_path: Path) -
 
     members = members_of(made)
     database = tmp_path / "x.sqlite"
-    database.write_bytes(members["exports/new/1/delay_cap4.sqlite"])
+    database.write_bytes(members["exports/new/1/1/delay_cap4.sqlite"])
     with sqlite3.connect(database) as opened:
         opened.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = end + 1000 WHERE rowid = 5")
     opened.close()
-    members["exports/new/1/delay_cap4.sqlite"] = database.read_bytes()
+    members["exports/new/1/1/delay_cap4.sqlite"] = database.read_bytes()
     out = resealed(members, tmp_path / "forged.zip")
     assert not verify(out, [TWELVE, ONE]).holds
     assert not verify(out).holds, "and by itself: the numbers are those of the true export"
@@ -482,6 +482,28 @@ def test_repeats_of_captures_on_both_sides(tmp_path: Path, tool: Tool) -> None:
         outcome = verify(out, given)
         assert outcome.holds, outcome.problems
         assert outcome.runs == 6
+
+
+def test_reports_of_one_run_may_share_a_name(tmp_path: Path, tool: Tool) -> None:
+    reports = []
+    for number in range(2):
+        export = Export(unit="ms")
+        rank = export.process(pid=100 + number, device=number)
+        rank.range("step 0", 0, 100)
+        rank.kernel("sgemm", stream=7, at=(1, 50 + number), launched=0.5)
+        rank.nccl(
+            "AllReduce", stream=17, at=(20 + number, 60), bytes=4 << 20, communicator=0xABC, launched=0.6
+        )
+        (tmp_path / str(number)).mkdir()
+        reports.append(tmp_path / str(number) / "report.sqlite")
+        export.write(reports[-1])
+    out = tmp_path / "e.zip"
+    code, _, err = tool("evidence", *reports, "--with-export", "-o", out)
+    assert code == 0, err
+    assert {"exports/new/1/1/report.sqlite", "exports/new/1/2/report.sqlite"} <= set(members_of(out))
+    for given in (reports, []):
+        outcome = verify(out, given)
+        assert outcome.holds, outcome.problems
 
 
 # --- the archive --------------------------------------------------------------------------------------------

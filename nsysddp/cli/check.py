@@ -56,7 +56,12 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write JUnit XML (replaced if it is there).",
+)
 @click.option(
     "--annotations",
     type=click.Choice(["github", "gitlab"]),

@@ -1,7 +1,7 @@
 """What does a reviewer get? One archive: the verdict to paste, pictures, tables, and all that is needed to check it.
 
     evidence.md  report.html  figures/*.png, *.svg  tables/*.csv, *.parquet
-    evidence.json  evidence.schema.json  manifest.json  [exports/SIDE/RUN/*.sqlite]
+    evidence.json  evidence.schema.json  manifest.json  [exports/SIDE/RUN/REPORT/*.sqlite]
 
 The same input gives the same bytes: no times, no folders, everything in order. ``manifest.json`` holds the hash of
 every other member and of every file that was read, and all that changes a number, so that ``verify`` can make it anew.
@@ -116,22 +116,23 @@ def build(evidence: Evidence, exports: Mapping[str, bytes] | None = None) -> dic
     return members
 
 
-def export_name(report: str) -> str:
-    """What the redacted copy of a report is called."""
+def export_member(side: str, run: int, report: int, name: str) -> str:
+    """Member of the redacted copy of a report: the side's run and the run's report, both from 1, and its base name."""
     from nsysddp.evidence.sources import REPORTS
 
-    ending = next((one for one in REPORTS if report.endswith(one)), "")
-    return f"{report.removesuffix(ending)}.sqlite"
+    ending = next((one for one in REPORTS if name.endswith(one)), "")
+    return f"exports/{side}/{run}/{report}/{name.removesuffix(ending)}.sqlite"
 
 
 def _export_members(evidence: Evidence) -> list[tuple[str, Path]]:
-    """Member name of every redacted export, and the report that it is of."""
+    """Member of every redacted export, and the report that it is of."""
     made = []
     counts = {"new": 0, "base": 0}
     for side, run in evidence.sides:
         counts[side] += 1
         made += [
-            (f"exports/{side}/{counts[side]}/{export_name(path.name)}", path) for path in run.source.reports
+            (export_member(side, counts[side], number, path.name), path)
+            for number, path in enumerate(run.source.reports, 1)
         ]
     return made
 

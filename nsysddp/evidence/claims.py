@@ -22,7 +22,8 @@ Examples::
 ``hidden_communication_ns == 0 on every rank``. A condition is about every rank unless it says otherwise, or about the
 job where the metric is the job's. Without a statistic it is about the total of the steady steps if the number is 0,
 else about their median step; repeats are pooled, and ranks never are. A change compares the given runs with a base.
-With confidence it holds if the whole 95 % interval does and fails if none of it does; without, it is about these very
+``step improves`` is about the workload's own clock where every run recorded it, else about the profiled step. With
+confidence a change holds if the whole 95 % interval does and fails if none of it does; without, it is about these very
 runs.
 
 Undecidable is no failure: the trace cannot tell. The answer then says why, and what to capture.

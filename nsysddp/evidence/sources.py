@@ -289,7 +289,8 @@ def load_one(
     Args:
         source: its files.
         reading: how to read them.
-        stands_for: reports are redacted copies of these files, in order, and go by their names and hashes.
+        stands_for: the files of the run in order, reports first; the reports to read are redacted copies of those and
+            go by their names and hashes.
         recorded: what the capture recorded, where its files are not there.
 
     Raises:
@@ -316,10 +317,11 @@ def load_one(
             shapes=True,
         )
     if stands_for:
-        names = {path.name: file.name for path, file in zip(source.reports, stands_for, strict=False)}
-        hashes = {file.name: file.sha256 for file in stands_for}
+        originals = stands_for[: len(source.reports)]
+        names = {path.name: file.name for path, file in zip(source.reports, originals, strict=True)}
         inputs = tuple(
-            replace(one, name=names[one.name], sha256=hashes[names[one.name]]) for one in trace.inputs
+            replace(one, name=file.name, sha256=file.sha256)
+            for one, file in zip(trace.inputs, originals, strict=True)
         )
         ranks = trace.ranks.with_columns(trace.ranks["report"].replace(names))
         trace = replace(trace, inputs=inputs, ranks=ranks)

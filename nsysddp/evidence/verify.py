@@ -295,11 +295,12 @@ def _from_reports(scratch: Path, plan: _Plan, given: Sequence[Path]) -> Iterator
             do="give every file that manifest.json lists under runs, or none",
         )
     for number, run in enumerate(plan.runs):
-        folder = scratch / str(number)
-        folder.mkdir()
         places = []
-        for file in run.files:
-            place = folder / file.name
+        for place_number, file in enumerate(run.files):
+            # Reports of one run may share a name; what the capture recorded lies together.
+            report = place_number < run.reports
+            place = scratch / str(number) / (str(place_number) if report else "recorded") / file.name
+            place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(found[file.sha256])
             places.append(place)
         source = Source(run.name, tuple(places[: run.reports]), tuple(places[run.reports :]))
@@ -311,14 +312,13 @@ def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> I
     counts = {"new": 0, "base": 0}
     for number, run in enumerate(plan.runs):
         counts[run.side] += 1
-        folder = scratch / str(number)
-        folder.mkdir()
         places = []
-        for file in run.files[: run.reports]:
-            place = folder / bundle.export_name(file.name)
-            member = f"exports/{run.side}/{counts[run.side]}/{place.name}"
+        for report, file in enumerate(run.files[: run.reports], 1):
+            member = bundle.export_member(run.side, counts[run.side], report, file.name)
             if member not in members:
                 raise EvidenceError(f"holds no {member}", do="give the reports instead")
+            place = scratch / str(number) / str(report) / member.rpartition("/")[2]
+            place.parent.mkdir(parents=True)
             place.write_bytes(members[member])
             places.append(place)
         source = Source(run.name, tuple(places))
