@@ -23,11 +23,12 @@ checks that the configurations of one iteration and rank add up to 49 bucket rec
 
 What the analysis must say (NCCL):
 
-* delay_cap4: 12 bucket all-reduces and 12 spin kernels a rank and step; overlap > 0 on every rank; 11 of
-  the 12 buckets' transfer is hidden behind the next branch's spin, and the last one's is exposed tail.
+* delay_cap4: 12 bucket all-reduces and 12 spin kernels a rank and step; hidden transfer > 0 on every rank; each of
+  the first 11 is hidden in part behind the next branch's spin (its start is exposed, until that spin begins), and
+  the last one not at all: it is the tail.
 * delay_cap64: one bucket all-reduce a step; overlap exactly 0 on every rank; all of it is tail.
-* the others: the bucket counts above; the tail is the last bucket. dynamic_unused has one small all-reduce more a
-  step, over the map of used parameters.
+* the others: the bucket counts above. dynamic_unused has one small all-reduce more a step (5, not 4), over the map of
+  used parameters: 4 bytes each.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ What the analysis must say (NCCL, medium model, 2 ranks):
 
 * as many bucket all-reduces a rank and step as ``layout_bytes`` in summary.json has entries, with those message
   sizes in that order; they sum to 4 bytes a parameter (``parameters`` in summary.json);
-* most of the transfer is hidden behind backward; the last bucket holds the embedding, whose gradient is the last
+* transfer is hidden behind backward on every rank; the last bucket holds the embedding, whose gradient is the last
   to exist: it is exposed, and is the tail;
+* where a profiled host cannot keep its GPU busy, its rank hides less, the others wait for it, and the host is on the
+  critical path: what nsys adds to each launch, not the network;
 * forward and optimizer launch no communication (the model has no buffers to broadcast).
 """
 

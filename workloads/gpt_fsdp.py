@@ -11,7 +11,8 @@ What the analysis must say (NCCL, L blocks; medium L = 12):
 
 * 2L + 1 all-gathers a rank and step: L + 1 in forward, L in backward (the root is not resharded after forward);
 * L + 1 reduce-scatters a rank and step, all in backward; no all-reduce inside a step;
-* most all-gathers are prefetched behind the block before; the root's, first in forward, cannot be.
+* some transfer is hidden on every rank, more where the host runs ahead of its GPU; the root's all-gather, the first
+  and largest in forward, is exposed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ the partial products over the ranks before the next layer may start. There is no
 What the analysis must say (NCCL):
 
 * ``layers`` (8) all-reduces a rank and step, each of rows x width x 2 bytes (bf16);
-* overlap exactly 0 on every rank, all communication exposed, although it runs on a stream of its own;
+* overlap exactly 0 on every rank, all communication exposed; since a collective that is waited for at once (no
+  ``async_op``) runs on the compute stream itself, that is also what the findings name;
 * the critical path alternates between compute and transfer; the tail is null (no backward range).
 """
 

@@ -10,8 +10,10 @@ pass (on CPU ranks its host sleeps instead); the other ranks reach their first b
 What the analysis must say (NCCL):
 
 * the late rank's spin kernel is on the critical path of every step, and the late rank is named;
-* every other rank's wait in a step is about the spin's duration; the late rank's wait is small against it;
-* every other rank's hidden and exposed *transfer* is what it is without the spin; its communication time is not.
+* the late rank is the last to arrive at every collective; every other rank's wait in a step is about the spin's
+  duration, and the late rank's next to nothing;
+* the others' overlap is waiting, without hidden transfer, while the late rank hides some; what each rank transfers in a
+  step is about the same.
 """
 
 from __future__ import annotations
