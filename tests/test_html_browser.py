@@ -388,6 +388,17 @@ def test_prints_every_section_in_the_light(driver: Any, page: Path, tmp_path: Pa
     import base64
 
     opened(driver, page)
+    sizes = driver.execute_script(
+        """const pictures = () => [...document.querySelectorAll('#timeline-printed canvas')];
+        window.dispatchEvent(new Event('beforeprint'));
+        const made = pictures().map((one) => [one.height, one.toDataURL().length]);
+        window.dispatchEvent(new Event('afterprint'));
+        return [...made, pictures().length];"""
+    )
+    *pictures, left = sizes
+    assert left == 0
+    assert pictures
+    assert all(height < 1400 and length > 5_000 for height, length in pictures)
     printed = driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     (tmp_path / "page.pdf").write_bytes(base64.b64decode(printed["data"]))
     text = subprocess.run(

@@ -500,6 +500,7 @@
       });
       this.lanes = lanes;
       this.headers = headers;
+      this.tall = top;
       return top;
     }
 
@@ -590,7 +591,6 @@
     }
 
     resize() {
-      if (this.printing) return;
       const width = Math.max(360, this.canvasHost.clientWidth);
       if (this.plot && Math.abs(width - this.plot.width) > 1) this.plot.setSize({ width, height: this.plot.height });
     }
@@ -611,11 +611,17 @@
       context.scale(ratio, ratio);
       context.fillStyle = this.paint.paper;
       context.fillRect(0, 0, plot.width, plot.height);
+      this.drawOn({ context, left, top, width, min, max });
+      context.restore();
+    }
+
+    /** Draw all lanes: ``left`` and ``top`` say where they begin, ``width`` how much room the time has. */
+    drawOn({ context, left, top, width, min, max }) {
       const view = { context, left, top, width, min, max, scale: width / (max - min) };
       view.x = (time) => left + (time - min) * view.scale;
       this.drawLabels(view);
       context.beginPath();
-      context.rect(left, 0, width, plot.height);
+      context.rect(left, top, width, this.tall);
       context.clip();
       for (const lane of this.lanes) {
         context.fillStyle = this.paint.track;
@@ -627,7 +633,6 @@
       this.drawSteps(view);
       if (this.path && this.pathOver) this.drawPathOver(view);
       this.drawMark(view);
-      context.restore();
     }
 
     drawLabels({ context, top }) {
@@ -1291,10 +1296,54 @@
       this.show({ rank, from: piece.start, to: piece.end, lane: this.laneOf(piece.rank, piece.kind)?.lane.name, title: `critical path: ${this.pieceTitle(piece)} ${piece.name}` });
     }
 
+    /** For paper: the part shown, light, in pictures that each fit a page and are cut between ranks. */
     print(on) {
-      this.printing = on;
+      const host = byId("timeline-printed");
+      host.replaceChildren();
+      if (!on) return;
+      const [WIDE, MOST, RATIO, AXIS] = [1040, 600, 2, 24];
+      const [min, max] = this.view;
+      const width = WIDE - LEFT - 12;
+      const cuts = [0];
+      const ends = [...this.headers.slice(1).map((header) => header.begin), this.tall];
+      ends.forEach((end, place) => {
+        if (end - cuts[cuts.length - 1] > MOST && place) cuts.push(ends[place - 1]);
+      });
+      cuts.push(this.tall);
+      this.printing = true;
       this.paints();
-      this.plot.setSize({ width: on ? 980 : Math.max(360, this.canvasHost.clientWidth), height: this.plot.height });
+      for (let place = 0; place + 1 < cuts.length; place += 1) {
+        const [first, last] = [cuts[place], cuts[place + 1]];
+        if (last <= first) continue;
+        const canvas = make("canvas", null, { width: WIDE * RATIO, height: (last - first + AXIS) * RATIO });
+        const context = canvas.getContext("2d");
+        context.scale(RATIO, RATIO);
+        context.fillStyle = this.paint.paper;
+        context.fillRect(0, 0, WIDE, last - first + AXIS);
+        this.drawAxis(context, min, max, width);
+        context.beginPath();
+        context.rect(0, AXIS, WIDE, last - first);
+        context.clip();
+        this.drawOn({ context, left: LEFT, top: AXIS - first, width, min, max });
+        host.append(canvas);
+      }
+      this.printing = false;
+      this.paints();
+    }
+
+    drawAxis(context, min, max, width) {
+      const { origin_ns: origin } = this.packed;
+      const increment = this.increments().find((one) => (one * width) / (max - min) >= 84);
+      context.font = "11px system-ui, sans-serif";
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      for (let at = Math.ceil((min + origin) / increment) * increment; at <= max + origin; at += increment) {
+        const x = LEFT + ((at - origin - min) * width) / (max - min);
+        context.fillStyle = this.paint.soft;
+        context.fillText(this.clock(at - origin, increment), x, 9);
+        context.fillStyle = this.paint.rule;
+        context.fillRect(x, 18, 1, 5);
+      }
     }
 
     syncControls() {
