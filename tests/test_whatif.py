@@ -345,21 +345,14 @@ def test_optimizer_in_backward_fills_the_tail() -> None:
     assert step_of(result, "optimizer_in_backward") == pytest.approx(truth - 0.3, rel=0.01)
 
 
-def test_overlapping_bands_name_no_winner() -> None:
-    def rows(*bands: tuple[str, int, int, int]) -> pl.DataFrame:
+def test_what_is_not_apart_by_one_percent_is_no_winner() -> None:
+    def rows(*caps: tuple[str, int, float]) -> pl.DataFrame:
         return WHATIF.frame(
-            [
-                {"scenario": name, "low_ns": low, "step_ns": step, "high_ns": high}
-                for name, low, step, high in bands
-            ]
+            [{"scenario": name, "step_ns": step, "excess_ratio": over} for name, step, over in caps]
         )
 
-    assert indistinguishable(rows(("a", 90, 100, 110), ("b", 111, 120, 130))) == ["a"]
-    assert indistinguishable(rows(("a", 90, 100, 110), ("b", 110, 120, 130))) == ["a", "b"]
-    assert indistinguishable(rows(("b", 95, 100, 105), ("a", 90, 99, 108), ("c", 120, 130, 140))) == [
-        "a",
-        "b",
-    ]
+    assert indistinguishable(rows(("cap_1", 100, 0.0), ("cap_4", 102, 0.02))) == ["cap_1"]
+    assert indistinguishable(rows(("cap_1", 102, 0.009), ("cap_4", 101, 0.0))) == ["cap_4", "cap_1"]
 
 
 # --- real captures ---------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ STEADY_SPREAD = 1.25
 """Steady steps differ by less than this, longest over shortest."""
 
 _COMPUTE_STREAM_SHARE = 0.5
+_COMMUNICATION_SHARE = 0.25
 _INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
 _HOST = ("host", "host_gap", "sync")
 
@@ -339,16 +340,27 @@ def _excess(context: Context) -> pl.DataFrame:
 
 
 def _compute_streams(context: Context) -> set[tuple[int, int, int]]:
-    """Queues that hold at least half of their rank's computing; a rank with whole CUDA graphs has none to show."""
+    """Queues that do most of their rank's computing and much of its communication (a barrier there is no diagnosis).
+
+    A rank with whole CUDA graphs has none to show.
+    """
     trace = context.trace
     duration = pl.col("end_ns") - pl.col("start_ns")
+    computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
+    communicating = duration.filter(pl.col("class") == "communication").sum()
     per = (
         trace.events.lazy()
-        .filter(pl.col("class").is_in(["compute", "spin"]))
         .group_by("rank", "context", "stream", "in_graph")
-        .agg(duration=duration.sum())
-        .with_columns(share=pl.col("duration") / pl.col("duration").sum().over("rank"))
-        .filter(~pl.col("in_graph"), pl.col("share") >= _COMPUTE_STREAM_SHARE)
+        .agg(computing=computing, communicating=communicating)
+        .with_columns(
+            computes=pl.col("computing") / pl.col("computing").sum().over("rank"),
+            communicates=pl.col("communicating") / pl.col("communicating").sum().over("rank"),
+        )
+        .filter(
+            ~pl.col("in_graph"),
+            pl.col("computes") >= _COMPUTE_STREAM_SHARE,
+            pl.col("communicates") >= _COMMUNICATION_SHARE,
+        )
         .select("rank", "context", "stream")
         .collect()
     )
@@ -518,7 +530,7 @@ def _classified(context: Context, graph: Graph, facts: _Facts, cut: pl.DataFrame
         cause[np.flatnonzero(early)[small]] = "small_buckets"
     backward = (phase == "backward").fill_null(False).to_numpy()
     cause[host & backward & np.isin(rank, facts.compiled) & (duration > LATENCY_NS)] = "graph_breaks"
-    cause[_after_synchronisation(cut, kind, host, duration)] = "synchronisation"
+    cause[_after_synchronisation(graph, cut, kind, host, duration)] = "synchronisation"
 
     transfer = kind == "transfer"
     cause[transfer] = _transfer_causes(context, facts, event[transfer], rank[transfer])
@@ -550,19 +562,43 @@ def _classified(context: Context, graph: Graph, facts: _Facts, cut: pl.DataFrame
 
 
 def _after_synchronisation(
-    cut: pl.DataFrame, kind: Any, host: NDArray[np.bool_], duration: Ints
+    graph: Graph, cut: pl.DataFrame, kind: Any, host: NDArray[np.bool_], duration: Ints
 ) -> NDArray[np.bool_]:
-    """Host time in a synchronising call, and after it until the path leaves the host; a long piece is its own cause."""
+    """Host time in a synchronising call, and after it until the path leaves the host.
+
+    At most for as long as the call had blocked the host: without it, the host would have been that much earlier. A long
+    piece is a cause of its own.
+    """
+    size = kind.size
+    synchronises: NDArray[np.bool_] = kind == "sync"
+    if not synchronises.any():
+        return synchronises
     path = cut["path"].to_numpy()
-    fresh = np.ones(kind.size, dtype=bool)
+    fresh = np.ones(size, dtype=bool)
     fresh[1:] = ~(host[1:] & host[:-1] & (path[1:] == path[:-1]))
-    run = np.cumsum(fresh)
-    first_sync = np.full(run[-1] + 1 if run.size else 1, kind.size, dtype=np.int64)
-    places = np.flatnonzero(kind == "sync")
-    np.minimum.at(first_sync, run[places], places)
-    after: NDArray[np.bool_] = host & (np.arange(kind.size) >= first_sync[run] if run.size else host)
-    kept: NDArray[np.bool_] = after & ((kind == "sync") | (duration <= LONG_HOST_NS))
+    run_start = np.maximum.accumulate(np.where(fresh, np.arange(size), 0))
+    last_sync = np.maximum.accumulate(np.where(synchronises, np.arange(size), -1))
+    elapsed = np.cumsum(duration) - duration
+    since = elapsed - elapsed[last_sync] - duration[last_sync]
+    lost = _blocked(graph, cut, np.flatnonzero(synchronises))
+    follows = host & (last_sync >= run_start) & (since < lost[last_sync]) & (duration <= LONG_HOST_NS)
+    kept: NDArray[np.bool_] = synchronises | follows
     return kept
+
+
+def _blocked(graph: Graph, cut: pl.DataFrame, places: Ints) -> Ints:
+    """How long each synchronising call had blocked the host, at the place of its piece; 0 elsewhere, shape (parts,)."""
+    lines = graph.lines
+    lost = np.zeros(cut.height, dtype=np.int64)
+    ranks = cut["rank"].to_numpy()[places]
+    until = cut["end_ns"].to_numpy()[places]
+    for rank in np.unique(ranks):
+        calls = np.flatnonzero((lines.rank == rank) & (lines.awaited >= 0))
+        calls = calls[np.argsort(lines.end[calls], kind="stable")]
+        mine = places[ranks == rank]
+        found = np.searchsorted(lines.end[calls], until[ranks == rank], side="left").clip(max=calls.size - 1)
+        lost[mine] = (lines.end - lines.start)[calls[found]]
+    return lost
 
 
 def _bytes_of(context: Context) -> Ints:

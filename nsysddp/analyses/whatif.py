@@ -5,6 +5,7 @@
     error     = max(1 %, standard deviation of the steps)                  what runs of one setting differ by (below
                                                                            3 steps: at least 5 %)
                 + |replay(unchanged) / recorded - 1|                       the self-replay error
+                + |replay(host scaled) / measured - 1|                     with a step measured without the profiler
                 + for other buckets: |replay(captured buckets, fitted link) / recorded - 1|, and what the fitted link's
                   own deviation makes of the prediction
 
@@ -13,8 +14,8 @@ other bucket caps or order (``rebucket``). Profiling lengthens host time: with t
 profiler, the host's time is scaled so that the replay of the unchanged run reproduces it, and predictions are of that
 run.
 
-Predictions of bucket caps are compared by their bands: where these overlap, the caps cannot be told apart and none is
-named the best.
+Between bucket caps, what all of them share cancels; what counts is the link, and that runs of one cap differ by 1 %.
+Caps that differ less, for any link that the fit allows, cannot be told apart, and none of them is named the best.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ _LEAST_LINK_ERROR = 0.05
 """A fit on a few sizes can be closer than the link is steady."""
 
 _HOST_SCALES = (0.05, 2.0)
+_HALVINGS = 10
+_NO_MATTER = 0.002
+"""A step that much longer does not hang on the host."""
 
 WHATIF = Table(
     "whatif",
@@ -76,6 +80,11 @@ WHATIF = Table(
         Column("error_ratio", FLOAT, "half the band over the prediction"),
         Column("buckets", INT, "bucket scenarios: number of buckets"),
         Column("last_bucket_bytes", INT, "bucket scenarios: bytes of the last bucket"),
+        Column(
+            "excess_ratio",
+            FLOAT,
+            "caps: least excess over the shortest cap, over all links that the fit allows",
+        ),
         Column("is_captured", FLAG, "bucket scenarios: the layout is the captured one"),
         Column("reason", TEXT, "why there is no prediction, or what limits it"),
     ),
@@ -164,19 +173,19 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
     rows = [model.row("unchanged", model.program)]
     if ask.standard:
         rows += _standard(model, ask)
-    bucket_rows, link = _bucket_scenarios(model, ask)
+    bucket_rows, links = _bucket_scenarios(model, ask)
     rows += bucket_rows
     frames = {
         "whatif": WHATIF.frame(rows),
         "whatif_replay": WHATIF_REPLAY.frame(model.replayed()),
-        "whatif_link": WHATIF_LINK.frame(_link_rows(link)),
+        "whatif_link": WHATIF_LINK.frame(_link_rows(links)),
     }
     return Result(
         trace,
         frames,
         findings=_findings(frames, model, ask),
         assumptions=_assumptions(model, ask, bool(bucket_rows)),
-        warnings=_warnings(model, link, bool(bucket_rows)),
+        warnings=_warnings(model, links),
     )
 
 
@@ -194,6 +203,7 @@ class _Model:
         base_ns: mean step that predictions start from: recorded, or measured without the profiler.
         host_scale: of the host's time.
         replay_error_ratio: self-replay error.
+        missed_ratio: by which the replay misses the step that was measured without the profiler; 0 without one.
         variation_ratio: what runs of one setting differ by at least.
         slower: as in ``diagnosis.slowdowns``.
     """
@@ -208,6 +218,7 @@ class _Model:
     base_ns: float
     host_scale: float
     replay_error_ratio: float
+    missed_ratio: float
     variation_ratio: float
     slower: dict[tuple[int, int], float]
 
@@ -224,11 +235,11 @@ class _Model:
             raise AnalysisError("the trace has no step with any length")
         error = abs(steps.mean(lengths) / base - 1)
         used = recorded[steps.steady]
-        scale, unchanged = 1.0, steps.mean(lengths)
+        scale, unchanged, missed = 1.0, steps.mean(lengths), 0.0
         if ask.measured_step_ns is not None:
             scale, unchanged = _fit_host(program, steps, ask.measured_step_ns)
             base = float(ask.measured_step_ns)
-            error += abs(unchanged / base - 1)
+            missed = abs(unchanged / base - 1)
         return cls(
             context=context,
             graph=graph,
@@ -240,6 +251,7 @@ class _Model:
             base_ns=base,
             host_scale=scale,
             replay_error_ratio=error,
+            missed_ratio=missed,
             variation_ratio=max(
                 float(np.std(used) / used.mean()),
                 _LEAST_VARIATION if used.size >= _FEW_STEPS else _FEW_STEPS_VARIATION,
@@ -250,7 +262,7 @@ class _Model:
     @property
     def error_ratio(self) -> float:
         """Of a prediction that keeps the recorded nodes."""
-        return self.replay_error_ratio + self.variation_ratio
+        return self.replay_error_ratio + self.missed_ratio + self.variation_ratio
 
     def mean(self, program: replay.Program, added: dict[int, int] | None = None) -> float:
         """Mean steady step of a replay, ns."""
@@ -299,22 +311,25 @@ class _Model:
 def _fit_host(program: replay.Program, steps: replay.Steps, measured_ns: int) -> tuple[float, float]:
     """The scale of the host's time with which the replay reproduces a measured step, and the step that it gives.
 
-    The replayed step grows with the scale, so it is bisected. Where even the fastest host is too slow (or the slowest
-    too fast), that end of the scale is taken and the difference is part of the error.
+    The replayed step grows with the scale, so it is bisected. Where even the fastest host is too slow, the GPU bounds
+    the replay: then the largest scale (up to 1) is taken with which the host does not matter, and the difference is
+    part of the error. The same where the slowest host is too fast.
     """
 
     def step(scale: float) -> float:
         return steps.mean(steps.lengths(replay.run(program.with_host(scale)).end))
 
     low, high = _HOST_SCALES
-    if step(low) >= measured_ns:
-        return low, step(low)
-    if step(high) <= measured_ns:
+    floor = step(low)
+    target = float(measured_ns)
+    if floor >= measured_ns:
+        target, high = floor * (1 + _NO_MATTER), 1.0
+    if step(high) <= target:
         return high, step(high)
-    for _ in range(12):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if step(middle) < measured_ns else (low, middle)
-    return (low + high) / 2, step((low + high) / 2)
+        low, high = (middle, high) if step(middle) < target else (low, middle)
+    return low, step(low)
 
 
 # --- scenarios that keep the recorded nodes --------------------------------------------------------------------------
@@ -463,34 +478,33 @@ def _without_straggler(model: _Model) -> replay.Program | None:
 # --- scenarios with other buckets ------------------------------------------------------------------------------------
 
 
-def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], Link | None]:
+def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], list[Link]]:
     """Rows of the bucket caps, orders and of the optimizer in backward, with the link that was fitted for them."""
     wanted = bool(ask.caps_mib or ask.orders)
     context, graph = model.context, model.graph
     table = bucket_analysis.buckets(context, graph=graph)["bucket"]
     try:
         if not wanted and table.is_empty():
-            return [], None
+            return [], []
         buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
     except UsageError as error:
         if wanted:
             raise
-        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], None
+        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], []
     rows = []
     if ask.standard:
         rows.append(_optimizer_in_backward(model, buckets))
     ours = context.timed.filter(
         pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
     )
-    link = _link(context, ours)
+    links = _links(context, ours)
     if not wanted:
-        return rows, link
-    if link is None:
+        return rows, links
+    if not links:
         raise UsageError(
             "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
         )
-    remodel = _Remodel(model, buckets, link, captured_layout(buckets))
-    captured = [list(members) for members in remodel.layout]
+    remodel = _Remodel(model, buckets, links, captured_layout(buckets))
     for cap in ask.caps_mib:
         if buckets.unknown_parameters and round(cap * BYTES_PER_MIB) < max(
             buckets.caps_of_layout[:-1], default=0
@@ -498,47 +512,58 @@ def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]],
             why = "how many parameters a bucket holds is unknown, so it cannot be split: annotate, or say --parameters"
             rows.append(_nothing(f"cap_{cap:g}", why))
             continue
-        layout = [list(one) for one in layout_for(buckets.sizes, round(cap * BYTES_PER_MIB))]
-        rows.append(remodel.row(f"cap_{cap:g}", layout) | {"is_captured": layout == captured})
+        rows.append(remodel.row(f"cap_{cap:g}", layout_for(buckets.sizes, round(cap * BYTES_PER_MIB))))
     cap_bytes = max(buckets.caps_of_layout)
     for order in ask.orders:
-        layout = [list(one) for one in layout_for(buckets.sizes, cap_bytes, reverse=order == "reverse")]
-        rows.append(remodel.row(f"order_{order}", layout) | {"is_captured": layout == captured})
-    return rows, link
+        rows.append(
+            remodel.row(f"order_{order}", layout_for(buckets.sizes, cap_bytes, reverse=order == "reverse"))
+        )
+    excess = remodel.excess([name for name in remodel.made if name.startswith("cap_")])
+    for row in rows:
+        row["excess_ratio"] = excess.get(str(row["scenario"]))
+    return rows, links
 
 
-def _link(context: Context, ours: pl.DataFrame) -> Link | None:
-    """The line of the gradients' collectives; where they are of one size, with all others of their kind and group."""
+def _links(context: Context, ours: pl.DataFrame) -> list[Link]:
+    """The line of the gradients' collectives, and one that also holds the smaller messages of their kind and group.
+
+    Below the smallest bucket nothing of the kind was seen: the first line extrapolates its latency from large messages,
+    which overstates it where the link gets slower with size; the second takes that of small messages (a barrier), which
+    run alone and understates it. A prediction for smaller buckets lies between the two.
+    """
     known = ours["kind"].drop_nulls().mode().sort() if ours.height else pl.Series([], dtype=pl.String)
-    if not known.len():
-        return None
-    own = fit_link(ours, known[0])
-    if own is None or own.has_latency:
-        return own
-    return fit_link(context.timed, known[0], own.group_size) or own
+    own = fit_link(ours, known[0]) if known.len() else None
+    if own is None:
+        return []
+    small = context.timed.filter(pl.col("bytes") < own.smallest_bytes)
+    wide = fit_link(pl.concat([ours, small]), own.kind, own.group_size)
+    return [own] if wide is None or wide.samples == own.samples else [own, wide]
 
 
 class _Remodel:
     """Predictions for bucket layouts, relative to the captured layout in the same model."""
 
-    def __init__(self, model: _Model, buckets: Buckets, link: Link, layout: Sequence[Sequence[int]]) -> None:
-        self.model, self.buckets, self.link, self.layout = model, buckets, link, layout
-        self._links = [link.transfer_ns, *self._perturbed()]
-        self._captured = [self._mean(layout, time) for time in self._links]
+    def __init__(
+        self, model: _Model, buckets: Buckets, links: Sequence[Link], layout: Sequence[Sequence[int]]
+    ) -> None:
+        self.model, self.buckets, self.links, self.layout = model, buckets, links, layout
+        times = [self._near(link) for link in links]
+        self._times = [time for near in times for time in near]
+        self._exact = [sum(map(len, times[:number])) for number in range(len(times))]
+        self._captured = [self._mean(layout, time) for time in self._times]
         self.error_ratio = abs(self._captured[0] / model.unchanged_ns - 1)
         """Of the captured buckets in this model, against the replay of what was recorded."""
+        self.made: dict[str, Floats] = {}
 
-    def _perturbed(self) -> list[Callable[[int], float]]:
-        """The link with more latency, with more slope, and, where latency is unknown, with nothing but latency."""
-        link = self.link
+    @staticmethod
+    def _near(link: Link) -> list[Callable[[int], float]]:
+        """The link; with more latency, and more slope; where latency is unknown, with nothing but latency."""
         off = max(link.error_ratio, _LEAST_LINK_ERROR)
+        steeper = [link.transfer_ns, lambda size: link.latency_ns + (1 + off) * link.ns_per_byte * size]
         if link.has_latency:
-            return [
-                lambda size: (1 + off) * link.latency_ns + link.ns_per_byte * size,
-                lambda size: link.latency_ns + (1 + off) * link.ns_per_byte * size,
-            ]
+            return [*steeper, lambda size: (1 + off) * link.latency_ns + link.ns_per_byte * size]
         constant = link.ns_per_byte * link.smallest_bytes
-        return [lambda _: constant, lambda size: (1 + off) * link.ns_per_byte * size]
+        return [*steeper, lambda _: constant]
 
     def _mean(self, layout: Sequence[Sequence[int]], time: Callable[[int], float]) -> float:
         model = self.model
@@ -547,16 +572,29 @@ class _Remodel:
         return model.mean(made.program, dict(made.steps))
 
     def row(self, scenario: str, layout: Sequence[Sequence[int]]) -> dict[str, object]:
-        """A row of ``whatif``."""
-        means = [self._mean(layout, time) for time in self._links]
-        base = self.model.base_ns
-        predictions = [base * mean / captured for mean, captured in zip(means, self._captured, strict=True)]
-        of_link = max(abs(other / predictions[0] - 1) for other in predictions[1:])
+        """A row of ``whatif``: the middle of what the fitted links say, where a bucket is smaller than any seen."""
+        means = [self._mean(layout, time) for time in self._times]
+        ratios = np.asarray(means) / np.asarray(self._captured)
+        smaller = min(self._bytes) < self.links[0].smallest_bytes
+        exact = ratios[self._exact if smaller else self._exact[:1]]
+        used = ratios if smaller else ratios[: (self._exact[1] if len(self._exact) > 1 else None)]
+        middle = float(exact.min() + exact.max()) / 2
+        of_link = float(max(used.max() / middle - 1, 1 - used.min() / middle))
+        self.made[scenario] = used if used.size == ratios.size else np.resize(used, ratios.size)
         error = self.model.error_ratio + self.error_ratio + of_link
-        return self.model.predicted(scenario, predictions[0], error) | {
+        return self.model.predicted(scenario, self.model.base_ns * middle, error) | {
             "buckets": len(layout),
             "last_bucket_bytes": self._bytes[-1],
+            "is_captured": [list(one) for one in layout] == [list(one) for one in self.layout],
+            "reason": "has buckets smaller than any in the capture: the link is extrapolated"
+            if smaller
+            else None,
         }
+
+    def excess(self, scenarios: Sequence[str]) -> dict[str, float]:
+        """By how much each scenario is longer than the shortest, at least, over the links that the fit allows."""
+        best = min(scenarios, key=lambda name: float(np.mean(self.made[name])))
+        return {name: float((self.made[name] / self.made[best]).min() - 1) for name in scenarios}
 
 
 def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]:
@@ -599,9 +637,7 @@ def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]
     )
 
 
-def _link_rows(link: Link | None) -> list[dict[str, object]]:
-    if link is None:
-        return []
+def _link_rows(links: Sequence[Link]) -> list[dict[str, object]]:
     return [
         {
             "kind": link.kind,
@@ -615,6 +651,7 @@ def _link_rows(link: Link | None) -> list[dict[str, object]]:
             "samples": link.samples,
             "sizes": link.sizes,
         }
+        for link in links
     ]
 
 
@@ -622,15 +659,16 @@ def _link_rows(link: Link | None) -> list[dict[str, object]]:
 
 
 def indistinguishable(rows: pl.DataFrame) -> list[str]:
-    """The scenarios whose band overlaps that of the shortest prediction, shortest first.
+    """The bucket caps that cannot be told apart from the shortest, in order of their predictions.
+
+    What all caps share (the error of the replay, of the recorded steps) does not count between them; what the link
+    leaves open does, and that two runs of one cap differ by 1 %.
 
     Args:
-        rows: rows of ``whatif`` with a prediction.
+        rows: the rows of ``whatif`` of the bucket caps that have a prediction.
     """
     known = rows.filter(pl.col("step_ns").is_not_null()).sort("step_ns", "scenario")
-    if known.is_empty():
-        return []
-    return known.filter(pl.col("low_ns") <= known["high_ns"][0])["scenario"].to_list()
+    return known.filter(pl.col("excess_ratio") <= _LEAST_VARIATION)["scenario"].to_list()
 
 
 def _findings(frames: dict[str, pl.DataFrame], model: _Model, ask: Ask) -> tuple[Finding, ...]:
@@ -652,13 +690,13 @@ def _findings(frames: dict[str, pl.DataFrame], model: _Model, ask: Ask) -> tuple
     if caps.height:
         best = indistinguishable(caps)
         names = [name.removeprefix("cap_") for name in best]
-        shortest = caps.filter(pl.col("scenario") == best[0]).row(0, named=True)
+        shortest = caps.sort("step_ns", "scenario").row(0, named=True)
         rows = tuple({"table": "whatif", "scenario": name} for name in best)
         span = f"{ms(shortest['step_ns']):.3f} ms (± {shortest['error_ratio']:.1%})"
         if len(best) == caps.height and caps.height > 1:
             text = (
-                f"The bucket caps {', '.join(names)} MiB cannot be told apart: their predictions, from {span}, lie "
-                "within each other's error; none is named the best."
+                f"The bucket caps {', '.join(names)} MiB cannot be told apart: the capture allows differences below "
+                f"1 % between their steps (from {span}); none is named the best."
             )
         elif len(best) > 1:
             others = caps.filter(~pl.col("scenario").is_in(best))["scenario"].to_list()
@@ -716,22 +754,23 @@ def _assumptions(model: _Model, ask: Ask, buckets: bool) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _warnings(model: _Model, link: Link | None, buckets: bool) -> tuple[Warning, ...]:
+def _warnings(model: _Model, links: Sequence[Link]) -> tuple[Warning, ...]:
     made = [*model.context.trace.warnings]
     if model.replay_error_ratio > GOOD_REPLAY:
-        made.append(
-            Warning(
-                "whatif_replay_error",
-                1,
-                f"the self-replay error is {model.replay_error_ratio:.1%}, above {GOOD_REPLAY:.0%}",
-            )
+        text = f"the self-replay error is {model.replay_error_ratio:.1%}, above {GOOD_REPLAY:.0%}"
+        made.append(Warning("whatif_replay_error", 1, text))
+    if model.missed_ratio > GOOD_REPLAY:
+        text = (
+            f"no host time makes the replay give the measured step: it misses it by {model.missed_ratio:.1%}, since "
+            "kernels of the profiled run are slower than without the profiler, or it is another setting"
         )
-    if buckets and link is not None and not link.has_latency:
+        made.append(Warning("whatif_measured_step", 1, text))
+    if links and not links[0].has_latency:
         made.append(
             Warning(
                 "whatif_one_size",
                 1,
-                "all gradient messages have about one size: latency of the link is unknown",
+                "all gradient messages have about one size: the link's latency is unknown",
             )
         )
     return tuple(made)

@@ -59,7 +59,11 @@ def print_whatif(result: Result, out: Console | None = None) -> None:
             )
         )
     screen.print(Text("\nRead with care", style="bold"))
-    notes = [f"{title(row['scenario'])}: {row['reason']}" for row in rows if row["reason"]]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(row["reason"], []).append(title(row["scenario"]))
+    notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     for note in [*notes, *(one.message for one in result.warnings), *result.assumptions]:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=2, justify="right")
