@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -53,23 +53,13 @@ class Analysis:
         table: the table it answers with.
         question: what it answers, one line.
         needs: what the trace must hold for a full answer.
-        run: Context to frame.
+        run: from the context and the tables before it to the frame.
     """
 
     table: str
     question: str
     needs: str
-    run: Callable[[Context], pl.DataFrame]
-
-
-def _overlap(context: Context) -> pl.DataFrame:
-    return overlap.overlap_table(context.trace, context.attribution, context.windows, dict(context.splits))[0]
-
-
-def _collective(context: Context) -> pl.DataFrame:
-    return collectives.collective_table(
-        context.trace, context.timed, context.attribution, context.windows, context.selection
-    )
+    run: Callable[[Context, Mapping[str, pl.DataFrame]], pl.DataFrame]
 
 
 ANALYSES: tuple[Analysis, ...] = (
@@ -77,49 +67,49 @@ ANALYSES: tuple[Analysis, ...] = (
         "rank",
         "Who took part, on which GPU, and how are the clocks aligned?",
         "GPU events",
-        lambda c: c.trace.ranks,
+        lambda c, _: c.trace.ranks,
     ),
     Analysis(
         "overlap",
         "How much communication is hidden, and what is exposed?",
         "GPU events; steps: NVTX and launches",
-        _overlap,
+        lambda c, _: overlap.overlap_table(c.trace, c.attribution, c.windows, c.splits),
     ),
     Analysis(
         "phase",
         "What did forward, backward and optimizer launch, and when did it run?",
         "NVTX phase ranges and launches",
-        lambda c: overlap.phase_table(c.trace, c.attribution, c.windows),
+        lambda c, _: overlap.phase_table(c.trace, c.attribution, c.windows),
     ),
     Analysis(
         "collective",
         "How much of each collective is wait, how much transfer, at which bandwidth?",
         "several ranks; payloads for sizes",
-        _collective,
+        lambda c, _: collectives.collective_table(c.trace, c.timed, c.attribution, c.windows, c.selection),
     ),
     Analysis(
         "kernel_class",
         "Which kernels ran, and as what do they count?",
         "GPU events",
-        lambda c: overlap.kernel_class_table(c.trace, c.keep),
+        lambda c, _: overlap.kernel_class_table(c.trace, c.keep),
     ),
     Analysis(
         "memory",
         "Which copies and memsets ran, and how much of them alone?",
         "GPU events",
-        lambda c: overlap.memory_table(c.trace, c.attribution, c.keep),
+        lambda c, _: overlap.memory_table(c.trace, c.attribution, c.keep),
     ),
     Analysis(
         "straggler",
         "Which rank arrived last, and what did that cost the others?",
         "matched collectives",
-        lambda c: collectives.straggler_table(_collective(c)),
+        lambda _, tables: collectives.straggler_table(tables["collective"]),
     ),
     Analysis(
         "outside_steps",
         "Which GPU work lies outside every step?",
         "NVTX step ranges and launches",
-        lambda c: overlap.outside_table(c.trace, c.every_window),
+        lambda c, _: overlap.outside_table(c.trace, c.every_window),
     ),
 )
 """Every table of `nsysddp analyze`, in order."""
@@ -158,17 +148,16 @@ def analyze(trace: Trace, selection: Selection | None = None) -> Result:
     Returns:
         All tables of ``schema.TABLES``, findings, assumptions and warnings.
     """
-    context = context_of(trace, selection)
-    overlap_frame, graphs = overlap.overlap_table(
-        trace, context.attribution, context.windows, dict(context.splits)
-    )
-    tables = {"rank": trace.ranks, "overlap": overlap_frame}
+    return answer(context_of(trace, selection))
+
+
+def answer(context: Context) -> Result:
+    """As ``analyze``, for a context that the caller needs for more."""
+    tables: dict[str, pl.DataFrame] = {}
     for analysis in ANALYSES:
-        if analysis.table == "straggler":
-            tables["straggler"] = collectives.straggler_table(tables["collective"])
-        elif analysis.table not in tables:
-            tables[analysis.table] = analysis.run(context)
-    warnings = [*trace.warnings, *context.windows.warnings]
+        tables[analysis.table] = analysis.run(context, tables)
+    warnings = [*context.trace.warnings, *context.windows.warnings]
+    graphs = tables["overlap"]["hidden_communication_ns"].null_count()
     if graphs:
         warnings.append(
             Warning(
@@ -178,11 +167,9 @@ def analyze(trace: Trace, selection: Selection | None = None) -> Result:
                 "capture with --cuda-graph-trace=node",
             )
         )
-    assumptions = [*trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS]
-    result = Result(
-        trace, {a.table: tables[a.table] for a in ANALYSES}, (), tuple(assumptions), tuple(warnings)
-    )
-    return Result(trace, result.tables, find(result), result.assumptions, result.warnings)
+    assumptions = (*context.trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS)
+    result = Result(context.trace, tables, (), assumptions, tuple(warnings))
+    return replace(result, findings=find(result))
 
 
 _ASSUMPTIONS = (

@@ -102,9 +102,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     transfers = _transfers(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
-    decomposition = overlap.overlap_table(trace, context.attribution, context.windows, dict(context.splits))[
-        0
-    ]
+    decomposition = overlap.overlap_table(trace, context.attribution, context.windows, context.splits)
     for rank in trace.rank_numbers:
         windows = decomposition.filter(pl.col("rank") == rank)
         mine = kernels.filter(pl.col("rank") == rank)

@@ -22,6 +22,8 @@ from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals, grouped_union
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from nsysddp.analyses.collectives import Split
@@ -94,21 +96,20 @@ def _peer_copies(trace: Trace, rank: int) -> Intervals:
 
 
 def overlap_table(
-    trace: Trace, attribution: Attribution, chosen: Windows, splits: dict[int, Split]
-) -> tuple[pl.DataFrame, int]:
-    """The decomposition of every window (``schema.OVERLAP``), and how many windows hold whole-graph spans.
+    trace: Trace, attribution: Attribution, chosen: Windows, splits: Mapping[int, Split]
+) -> pl.DataFrame:
+    """The decomposition of every window (``schema.OVERLAP``).
+
+    Where a window holds whole-graph spans, hidden, exposed and overlap columns are null.
 
     Raises:
         AnalysisError: an identity does not hold.
     """
-    facts = {
-        (rank, int(device_pid[0]) if device_pid[0] is not None else None, device_pid[1]): None
-        for rank, *device_pid in trace.ranks.select("rank", "pid", "device").iter_rows()
+    place = {
+        rank: (pid, device) for rank, pid, device in trace.ranks.select("rank", "pid", "device").iter_rows()
     }
-    place = {rank: (pid, device) for rank, pid, device in facts}
     rows: list[dict[str, Any]] = []
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
-    graphs = 0
     for rank in trace.rank_numbers:
         windows = [window for window in chosen.windows if window.rank == rank]
         if not windows:
@@ -129,7 +130,6 @@ def overlap_table(
             )
             row.update(tails[number])
             if holds_graphs:
-                graphs += 1
                 row.update(dict.fromkeys(UNKNOWN_UNDER_GRAPHS))
             pid, device = place[rank]
             row.update(
@@ -143,7 +143,7 @@ def overlap_table(
                 collectives=int(counts[1][number]),
             )
             rows.append(row)
-    return schema.OVERLAP.frame(rows), graphs
+    return schema.OVERLAP.frame(rows)
 
 
 def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]:

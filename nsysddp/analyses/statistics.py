@@ -48,6 +48,7 @@ MIN_STEPS = 5
 
 REPLICATES = 4000
 _MEDIANS = 500
+_FAR = 3.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,12 @@ def _resampled_medians(steps: Floats, rng: np.random.Generator) -> Floats:
     block = max(1, round(count ** (1 / 3)))
     starts = rng.integers(0, count, size=(_MEDIANS, -(-count // block)))
     picks = (starts[:, :, None] + np.arange(block)).reshape(_MEDIANS, -1)[:, :count] % count
-    return np.asarray(np.median(steps[picks], axis=1), dtype=np.float64)
+    medians = np.asarray(np.median(steps[picks], axis=1), dtype=np.float64)
+    # One step of half a minute among few (the profiler writing its report) comes up as the median now and then, and a
+    # standard error would be nothing but that step: what lies far outside the middle two thirds is drawn in.
+    low, middle, high = np.quantile(medians, [0.159, 0.5, 0.841])
+    reach = _FAR * (high - low) / 2
+    return medians.clip(middle - reach, middle + reach) if reach > 0 else medians
 
 
 def _welch(first: tuple[float, int], second: tuple[float, int]) -> float:

@@ -173,7 +173,7 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
     rows = [model.row("unchanged", model.program)]
     if ask.standard:
         rows += _standard(model, ask)
-    bucket_rows, links = _bucket_scenarios(model, ask)
+    bucket_rows, links, buckets = _bucket_scenarios(model, ask)
     rows += bucket_rows
     frames = {
         "whatif": WHATIF.frame(rows),
@@ -184,7 +184,7 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
         trace,
         frames,
         findings=_findings(frames, model, ask),
-        assumptions=_assumptions(model, ask, bool(bucket_rows)),
+        assumptions=_assumptions(model, ask, buckets),
         warnings=_warnings(model, links),
     )
 
@@ -478,19 +478,19 @@ def _without_straggler(model: _Model) -> replay.Program | None:
 # --- scenarios with other buckets ------------------------------------------------------------------------------------
 
 
-def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], list[Link]]:
-    """Rows of the bucket caps, orders and of the optimizer in backward, with the link that was fitted for them."""
+def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], list[Link], Buckets | None]:
+    """Rows of the bucket caps, orders and of the optimizer in backward, with the fitted links and the buckets."""
     wanted = bool(ask.caps_mib or ask.orders)
     context, graph = model.context, model.graph
     table = bucket_analysis.buckets(context, graph=graph)["bucket"]
     try:
         if not wanted and table.is_empty():
-            return [], []
+            return [], [], None
         buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
     except UsageError as error:
         if wanted:
             raise
-        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], []
+        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], [], None
     rows = []
     if ask.standard:
         rows.append(_optimizer_in_backward(model, buckets))
@@ -499,7 +499,7 @@ def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]],
     )
     links = _links(context, ours)
     if not wanted:
-        return rows, links
+        return rows, links, buckets
     if not links:
         raise UsageError(
             "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
@@ -521,7 +521,7 @@ def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]],
     excess = remodel.excess([name for name in remodel.made if name.startswith("cap_")])
     for row in rows:
         row["excess_ratio"] = excess.get(str(row["scenario"]))
-    return rows, links
+    return rows, links, buckets
 
 
 def _links(context: Context, ours: pl.DataFrame) -> list[Link]:
@@ -540,6 +540,23 @@ def _links(context: Context, ours: pl.DataFrame) -> list[Link]:
     return [own] if wide is None or wide.samples == own.samples else [own, wide]
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What a layout makes of the captured step, link by link.
+
+    Attributes:
+        ratios: over the captured layout, one for each link (the own ones first).
+        links: how many of them count for it: only the own ones, unless it has buckets smaller than any seen.
+        may_stay: sizes of parameters are unknown, so that it may be the captured layout after all.
+        step_ratio: the prediction.
+    """
+
+    ratios: Floats
+    links: int
+    may_stay: bool
+    step_ratio: float
+
+
 class _Remodel:
     """Predictions for bucket layouts, relative to the captured layout in the same model."""
 
@@ -553,7 +570,7 @@ class _Remodel:
         self._captured = [self._mean(layout, time) for time in self._times]
         self.error_ratio = abs(self._captured[0] / model.unchanged_ns - 1)
         """Of the captured buckets in this model, against the replay of what was recorded."""
-        self.made: dict[str, Floats] = {}
+        self.made: dict[str, _Made] = {}
 
     @staticmethod
     def _near(link: Link) -> list[Callable[[int], float]]:
@@ -577,10 +594,17 @@ class _Remodel:
         ratios = np.asarray(means) / np.asarray(self._captured)
         smaller = min(self._bytes) < self.links[0].smallest_bytes
         exact = ratios[self._exact if smaller else self._exact[:1]]
-        used = ratios if smaller else ratios[: (self._exact[1] if len(self._exact) > 1 else None)]
+        first = self._exact[1] if len(self._exact) > 1 else ratios.size
+        used = ratios if smaller else ratios[:first]
         middle = float(exact.min() + exact.max()) / 2
+        reasons = ["has buckets smaller than any in the capture: the link is extrapolated"] if smaller else []
+        stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
+        if stays:
+            # A bucket may be one large parameter that no cap divides: then it stays as it is.
+            reasons.append("single parameter sizes are unknown: at most this many buckets")
+            used = np.append(used, 1.0)
         of_link = float(max(used.max() / middle - 1, 1 - used.min() / middle))
-        self.made[scenario] = used if used.size == ratios.size else np.resize(used, ratios.size)
+        self.made[scenario] = _Made(ratios, ratios.size if smaller else first, stays, middle)
         error = self.model.error_ratio + self.error_ratio + of_link
         return self.model.predicted(scenario, self.model.base_ns * middle, error) | {
             "buckets": len(layout),
@@ -592,9 +616,25 @@ class _Remodel:
         }
 
     def excess(self, scenarios: Sequence[str]) -> dict[str, float]:
-        """By how much each scenario is longer than the shortest, at least, over the links that the fit allows."""
-        best = min(scenarios, key=lambda name: float(np.mean(self.made[name])))
-        return {name: float((self.made[name] / self.made[best]).min() - 1) for name in scenarios}
+        """By how much each scenario is longer than the shortest, at least, over what the capture leaves open.
+
+        Link by link, since all scenarios share the link; where sizes are unknown, also as if nothing could be divided.
+        """
+        if not scenarios:
+            return {}
+        best = min(scenarios, key=lambda name: self.made[name].step_ratio)
+        shortest = self.made[best]
+        least = {}
+        for name in scenarios:
+            one = self.made[name]
+            links = max(one.links, shortest.links)
+            over = one.ratios[:links] / shortest.ratios[:links]
+            if one.may_stay:
+                over = np.append(over, 1 / shortest.ratios[:links])
+            if shortest.may_stay:
+                over = np.append(over, one.ratios[:links])
+            least[name] = float(over.min() - 1) if name != best else 0.0
+        return least
 
 
 def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]:
@@ -731,7 +771,7 @@ def _findings(frames: dict[str, pl.DataFrame], model: _Model, ask: Ask) -> tuple
     return tuple(sorted(found, key=lambda one: -one.severity))
 
 
-def _assumptions(model: _Model, ask: Ask, buckets: bool) -> tuple[str, ...]:
+def _assumptions(model: _Model, ask: Ask, buckets: Buckets | None) -> tuple[str, ...]:
     said = [
         "kernels keep their recorded durations, and with them the contention that they had, unless a scenario says so"
     ]
@@ -744,7 +784,10 @@ def _assumptions(model: _Model, ask: Ask, buckets: bool) -> tuple[str, ...]:
         said.append(
             "predictions are of the profiled run, whose host time is lengthened (--measured-step: of the run without)"
         )
-    if buckets and ask.caps_mib:
+    if buckets is not None and (ask.caps_mib or ask.orders):
+        cost = max(buckets.hook_ns.values()) * model.host_scale
+        own = ", with what the annotation and the profiler add" if buckets.annotated else ""
+        said.append(f"each bucket costs the host {ms(cost):.3f} ms in its hook, as recorded and scaled{own}")
         said.append(
             "parameter sizes as given"
             if ask.parameter_bytes is not None

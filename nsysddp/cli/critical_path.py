@@ -77,7 +77,7 @@ def command(
         attribution=context.attribution,
     )
     if not each_rank:
-        overlap, _ = overlap_table(trace, context.attribution, context.windows, dict(context.splits))
+        overlap = overlap_table(trace, context.attribution, context.windows, context.splits)
         beside = communication_beside(result, overlap)
         result = replace(result, tables={**result.tables, "critical_path_communication": beside})
     result = replace(result, warnings=(*trace.warnings, *result.warnings))

@@ -21,7 +21,7 @@ from nsysddp.errors import UsageError
 def command(out: Path) -> None:
     """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one."""
     from nsysddp import samples
-    from nsysddp.analyses import analyze, context_of
+    from nsysddp.analyses import answer, context_of
     from nsysddp.ingest.load import load
     from nsysddp.render import document
     from nsysddp.render.text import console, print_side_by_side
@@ -37,9 +37,10 @@ def command(out: Path) -> None:
     for title, name in captures.items():
         trace = load(samples.path(name))
         stem = name.partition(".")[0]
-        results[title] = analyze(trace)
+        context = context_of(trace)
+        results[title] = answer(context)
         document.write_folder(results[title], out / stem, force=True)
-        save(draw_timeline(context_of(trace)), out / f"{stem}.png")
+        save(draw_timeline(context), out / f"{stem}.png")
     screen = console()
     print_side_by_side(results, screen)
     screen.print()

@@ -26,7 +26,7 @@ def command(request: Request, out: Path, force: bool) -> None:
     The page needs no network and opens from disk. A timeline of any size fits; what had to be merged is said there.
     With --from or --to there is no critical path and no diagnosis: they are of whole steps.
     """
-    from nsysddp.analyses import analyze, context_of
+    from nsysddp.analyses import answer, context_of
     from nsysddp.analyses.buckets import buckets
     from nsysddp.analyses.critical_path import critical_path
     from nsysddp.analyses.diagnosis import diagnose
@@ -51,7 +51,7 @@ def command(request: Request, out: Path, force: bool) -> None:
         )
         diagnosis = diagnose(context, graph=graph, paths=path)
     page = html_report(
-        analyze(trace, selection),
+        answer(context),
         context=context,
         critical_path=path,
         buckets=buckets(context, graph=graph),
