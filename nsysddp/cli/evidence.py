@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
@@ -72,7 +73,7 @@ def command(
     from nsysddp.cli.reading import reading_of
     from nsysddp.evidence import archive, bundle
     from nsysddp.evidence.claims import Claims
-    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
+    from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
     from nsysddp.render.files import check_file, whole_file
 
     check_file(out, force=force)
@@ -88,9 +89,10 @@ def command(
         with_export=with_export,
         command=_public_command(request, base, file, allow_unlike=allow_unlike, with_export=with_export),
     )
-    found = bundle.gather(wanted, load_all(sources, reading), load_all(base_sources, reading))
-    exports = bundle.redacted_exports(found) if with_export else None
-    content = archive.write(bundle.build(found, exports))
+    with tempfile.TemporaryDirectory() as scratch:
+        found = bundle.prepare(wanted, sources, base_sources, Path(scratch))
+        copies = bundle.exports(found) if with_export else {}
+    content = archive.write(bundle.build(found, copies))
     with whole_file(out) as stream:
         stream.write(content)
     click.echo(f"wrote {out} ({len(content):,} bytes)", err=True)

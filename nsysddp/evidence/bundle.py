@@ -3,8 +3,10 @@
     evidence.md  report.html  figures/*.png, *.svg  tables/*.csv, *.parquet
     evidence.json  evidence.schema.json  manifest.json  [exports/SIDE/RUN/REPORT/*.sqlite]
 
-The same input gives the same bytes: no times, no folders, everything in order. ``manifest.json`` holds the hash of
-every other member and of every file that was read, and all that changes a number, so that ``verify`` can make it anew.
+Everything is computed from redacted copies of the reports: what the redaction leaves out cannot be in a bundle, and
+whoever has the copies gets the same bytes. The same input gives the same bytes: no times, no folders, everything in
+order. ``manifest.json`` holds the hash of every other member and of every file that was read, and all that changes a
+number, so that ``verify`` can make it anew.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import platform
 import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +28,7 @@ import polars as pl
 
 import nsysddp
 from nsysddp.evidence.claims import Claim, Verdict, check
-from nsysddp.evidence.sources import Loaded, Reading
+from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.result import Finding, Result, Warning
 
 if TYPE_CHECKING:
@@ -78,6 +80,44 @@ class Evidence:
         return [*(("new", run) for run in self.new), *(("base", run) for run in self.base)]
 
 
+def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scratch: Path) -> Evidence:
+    """Redact, read and analyse the runs, compare the sides and answer the claims.
+
+    Args:
+        request: what is wanted.
+        new: the runs that the bundle is about.
+        base: the runs that they are compared with.
+        scratch: an empty folder for the copies; ``exports`` reads them there.
+
+    Raises:
+        UsageError: the sides are unlike; ReportError, CaptureError: as of reading.
+    """
+    from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
+    from nsysddp.evidence.sources import File, load_one, recorded
+
+    hosts = aliases_of_hosts([path for source in (*new, *base) for path in source.reports])
+    patterns = (request.reading.step_pattern, *request.reading.phase_patterns.values())
+    policy = Policy(minimal=True, keep_ranges=tuple(dict.fromkeys(patterns)))
+    sides: dict[str, list[Loaded]] = {"new": [], "base": []}
+    for side, sources in (("new", new), ("base", base)):
+        for number, source in enumerate(sources, 1):
+            copies = []
+            for place, path in enumerate(source.reports, 1):
+                copy = scratch / export_member(side, number, place, path.name)
+                copy.parent.mkdir(parents=True)
+                redact(path, copy, policy=policy, hosts=hosts)
+                copies.append(copy)
+            sides[side].append(
+                load_one(
+                    replace(source, reports=tuple(copies), extra=()),
+                    request.reading,
+                    stands_for=[File.of(path) for path in source.files],
+                    kept=recorded(source),
+                )
+            )
+    return gather(request, sides["new"], sides["base"])
+
+
 def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ()) -> Evidence:
     """Compare the sides where there are two, and answer the claims.
 
@@ -96,16 +136,16 @@ def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ())
     )
 
 
-def build(evidence: Evidence, exports: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
     """Every member of the bundle, by name.
 
     Args:
         evidence: the runs and what follows.
-        exports: redacted exports by member name.
+        copies: redacted exports that go in, by member name.
     """
     from nsysddp.evidence.review import review
 
-    members: dict[str, bytes] = dict(exports or {})
+    members: dict[str, bytes] = dict(copies)
     members.update(_figures(evidence))
     members.update(_tables(evidence))
     members["evidence.json"] = _json(document(evidence))
@@ -124,40 +164,14 @@ def export_member(side: str, run: int, report: int, name: str) -> str:
     return f"exports/{side}/{run}/{report}/{name.removesuffix(ending)}.sqlite"
 
 
-def _export_members(evidence: Evidence) -> list[tuple[str, Path]]:
-    """Member of every redacted export, and the report that it is of."""
-    made = []
+def exports(evidence: Evidence) -> dict[str, bytes]:
+    """The redacted copies of ``prepare`` as members."""
     counts = {"new": 0, "base": 0}
+    made = {}
     for side, run in evidence.sides:
         counts[side] += 1
-        made += [
-            (export_member(side, counts[side], number, path.name), path)
-            for number, path in enumerate(run.source.reports, 1)
-        ]
-    return made
-
-
-def redacted_exports(evidence: Evidence) -> dict[str, bytes]:
-    """Minimal copies of all reports that can be shared, as members.
-
-    Raises:
-        ReportError: a report cannot be copied.
-    """
-    from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
-
-    wanted = _export_members(evidence)
-    hosts = aliases_of_hosts([path for _, path in wanted])
-    keep = tuple(
-        dict.fromkeys(
-            (evidence.request.reading.step_pattern, *evidence.request.reading.phase_patterns.values())
-        )
-    )
-    made = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for member, path in wanted:
-            copy = Path(scratch) / member.rpartition("/")[2]
-            redact(path, copy, policy=Policy(minimal=True, keep_ranges=keep), hosts=hosts, force=True)
-            made[member] = copy.read_bytes()
+        for number, copy in enumerate(run.source.reports, 1):
+            made[export_member(side, counts[side], number, copy.name)] = copy.read_bytes()
     return made
 
 

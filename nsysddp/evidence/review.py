@@ -89,20 +89,19 @@ def _picture(title: str, name: str, members: Sequence[str]) -> list[str]:
 
 
 def _limits(evidence: Evidence) -> list[str]:
-    notes: list[str] = []
+    said: dict[str, list[str]] = {}
     for side, run in evidence.sides:
-        whose = f"{side} {run.source.name}: " if len(evidence.sides) > 1 else ""
-        notes += [f"{whose}{warning.message} ({warning.count:,})" for warning in run.result.warnings]
-        # What reading took for granted is about this run; what the analyses took, about every one.
-        notes += [f"{whose}{text}" for text in run.result.trace.assumptions]
         worst = run.result["rank"]["clock_residual_ns"].drop_nulls().to_list()
-        if any(worst):
-            notes.append(
-                f"{whose}clocks agree within {max(worst) / 1000:,.1f} µs (median absolute deviation)"
-            )
-    for _, run in evidence.sides:
-        notes += [text for text in run.result.assumptions if text not in run.result.trace.assumptions]
-    distinct = list(dict.fromkeys(notes))
+        clocks = f"clocks agree within {max(worst, default=0) / 1000:,.1f} µs (median absolute deviation)"
+        for text in (
+            *(f"{warning.message} ({warning.count:,})" for warning in run.result.warnings),
+            *((clocks,) if any(worst) else ()),
+            *run.result.assumptions,
+        ):
+            said.setdefault(text, []).append(f"{run.source.name} ({side})")
+    distinct = [
+        text if len(runs) == len(evidence.sides) else f"{_some(runs)}: {text}" for text, runs in said.items()
+    ]
     lines = [f"- {escaped(note)}" for note in distinct[:_MOST_NOTES]]
     if len(distinct) > _MOST_NOTES:
         lines.append(f"- and {len(distinct) - _MOST_NOTES} more in evidence.json")
@@ -111,6 +110,10 @@ def _limits(evidence: Evidence) -> list[str]:
             f"- Tables and pictures of this page show {escaped(evidence.new[0].source.name)}; tables/ has all runs"
         )
     return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more runs" if len(names) > 3 else "")
 
 
 def _provenance(evidence: Evidence) -> list[str]:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import CaptureError, NotAReport, UsageError
+from nsysddp.errors import AnalysisError, CaptureError, NotAReport, UsageError
 from nsysddp.markers import DEFAULT_STEP_PATTERN
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def load_one(
     reading: Reading,
     *,
     stands_for: Sequence[File] = (),
-    recorded: Recorded | None = None,
+    kept: Recorded | None = None,
 ) -> Loaded:
     """Read and analyse one run, with everything that its reports can tell.
 
@@ -291,7 +292,7 @@ def load_one(
         reading: how to read them.
         stands_for: the files of the run in order, reports first; the reports to read are redacted copies of those and
             go by their names and hashes.
-        recorded: what the capture recorded, where its files are not there.
+        kept: what the capture recorded, where its files are not there.
 
     Raises:
         UsageError, ReportError, CaptureError: as of reading and analysing.
@@ -328,7 +329,7 @@ def load_one(
     result = analyze(trace, reading.selection)
     context = context_of(trace, reading.selection)
     path, more = _more(context, result)
-    kept = _recorded(source) if recorded is None else recorded
+    kept = recorded(source) if kept is None else kept
     return Loaded(
         source=source,
         files=tuple(stands_for) or tuple(File.of(path) for path in source.files),
@@ -373,7 +374,12 @@ _SETTINGS = ("name", "repeat", "configuration", "workload", "versions", "gpus", 
 """Keys of run.json that go into evidence; its command line can hold what is nobody else's business."""
 
 
-def _recorded(source: Source) -> Recorded:
+def recorded(source: Source) -> Recorded:
+    """What did the capture record beside the reports?
+
+    Raises:
+        CaptureError: one of its files cannot be read.
+    """
     from nsysddp.analyses.compare import facts_of
 
     measured = _measured(source)
@@ -391,7 +397,9 @@ def _measured(source: Source) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     records = [path for path in source.extra if path.name.startswith("records_rank") and path.stat().st_size]
     if records:
-        found["measured_step_ns"] = [float(step) for step in job_steps(records[0].parent)]
+        # Records without measured steps of all ranks are no fault of the capture: the step is then the profiled one.
+        with suppress(AnalysisError):
+            found["measured_step_ns"] = [float(step) for step in job_steps(records[0].parent)]
     for path in source.extra:
         if path.name == "summary.json":
             try:

@@ -260,25 +260,24 @@ def _again(
     if not given and not any(name.startswith("exports/") for name in members):
         notes.append("nothing was computed anew: give the reports to check every number")
         return None
-    sides: dict[str, list[Loaded]] = {"new": [], "base": []}
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
         if given:
-            runs = _from_reports(Path(scratch), plan, given)
-        else:
-            notes.append(
-                "computed anew from the redacted exports in the bundle; that they are true, only the reports can show"
-            )
-            runs = _from_exports(Path(scratch), members, plan)
-        for side, run in runs:
+            sources = _found(scratch / "given", plan, given)
+            evidence = bundle.prepare(plan.request, sources["new"], sources["base"], scratch / "copies")
+            return evidence, bundle.exports(evidence) if plan.request.with_export else {}, False
+        notes.append(
+            "computed anew from the redacted exports in the bundle; that they are true, only the reports can show"
+        )
+        sides: dict[str, list[Loaded]] = {"new": [], "base": []}
+        for side, run in _from_exports(scratch, members, plan):
             sides[side].append(run)
         evidence = bundle.gather(plan.request, sides["new"], sides["base"])
-        if given:
-            return evidence, bundle.redacted_exports(evidence) if plan.request.with_export else {}, False
     return evidence, {name: data for name, data in members.items() if name.startswith("exports/")}, True
 
 
-def _from_reports(scratch: Path, plan: _Plan, given: Sequence[Path]) -> Iterator[tuple[str, Loaded]]:
-    """Every run from the files that have the hashes in the manifest, under the names that they had."""
+def _found(scratch: Path, plan: _Plan, given: Sequence[Path]) -> dict[str, list[Source]]:
+    """The runs of each side from the files that have the hashes in the manifest, under the names that they had."""
     found: dict[str, Path] = {}
     for path in given:
         inside = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
@@ -294,6 +293,7 @@ def _from_reports(scratch: Path, plan: _Plan, given: Sequence[Path]) -> Iterator
             + ": another version, or not given",
             do="give every file that manifest.json lists under runs, or none",
         )
+    sides: dict[str, list[Source]] = {"new": [], "base": []}
     for number, run in enumerate(plan.runs):
         places = []
         for place_number, file in enumerate(run.files):
@@ -303,8 +303,8 @@ def _from_reports(scratch: Path, plan: _Plan, given: Sequence[Path]) -> Iterator
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(found[file.sha256])
             places.append(place)
-        source = Source(run.name, tuple(places[: run.reports]), tuple(places[run.reports :]))
-        yield run.side, load_one(source, plan.request.reading)
+        sides[run.side].append(Source(run.name, tuple(places[: run.reports]), tuple(places[run.reports :])))
+    return sides
 
 
 def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> Iterator[tuple[str, Loaded]]:
@@ -322,7 +322,7 @@ def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> I
             place.write_bytes(members[member])
             places.append(place)
         source = Source(run.name, tuple(places))
-        yield run.side, load_one(source, plan.request.reading, stands_for=run.files, recorded=run.recorded)
+        yield run.side, load_one(source, plan.request.reading, stands_for=run.files, kept=run.recorded)
 
 
 def _against_reports(

@@ -23,7 +23,7 @@ WIDE = 110
 """From this width on, a screen shows every column."""
 
 _TITLES = {
-    "measured_step_ns": "step, workload's own clock",
+    "measured_step_ns": "step, unprofiled",
     "step_ns": "step, profiled",
     "throughput": "throughput",
     "critical_communication_ns": "critical communication",
@@ -149,7 +149,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 def rows_for_people(comparison: Comparison, rank: int | None) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the metrics of the job (``rank`` None) or of one rank."""
-    heads = ["metric", "base", "new", "change", "", "95 % interval", "would show", "verdict"]
+    heads = ["metric", "base", "new", "change", "", "95 % interval", "detectable", "verdict"]
     of_rank = pl.col("rank").is_null() if rank is None else pl.col("rank") == rank
     cells = []
     for row in comparison.tables["comparison"].filter(of_rank).iter_rows(named=True):
@@ -260,7 +260,7 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
         kept = [
             place
             for place, head in enumerate(heads)
-            if wide or place == len(heads) - 1 or head not in ("", "would show")
+            if wide or place == len(heads) - 1 or head not in ("", "detectable")
         ]
         for place, head in ((place, heads[place]) for place in kept):
             left = place == 0 or head in ("verdict", "metric") or (place == len(heads) - 1 and not head)
