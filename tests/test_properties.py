@@ -157,7 +157,7 @@ def test_every_table_of_a_random_run(tmp_path: Path, seed: int) -> None:
     agree(oracle.outside(scene), result["outside_steps"], ["rank", "class"])
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=30)
 @given(st.integers(0, 2**40), st.integers(0, 3), st.integers(1, 4))
 def test_every_cut_of_a_random_run(tmp_path: Path, seed: int, first: int, more: int) -> None:
     """Windows cut by time hold what the oracle sees inside them; a choice of steps keeps their rows."""
