@@ -57,6 +57,9 @@ _FEW_STEPS = 3
 _FEW_STEPS_VARIATION = 0.05
 """Fewer steps than that say nothing about their own spread."""
 
+_SMALL = 0.1
+"""Messages up to this share of the smallest bucket are small."""
+
 _LEAST_LINK_ERROR = 0.05
 """A fit on a few sizes can be closer than the link is steady."""
 
@@ -119,6 +122,8 @@ WHATIF_LINK = Table(
         Column("spread_ratio", FLOAT, "90th percentile of it"),
         Column("smallest_bytes", INT, "smallest message seen"),
         Column("largest_bytes", INT, "largest message seen"),
+        Column("small_bytes", INT, "typical message far below these (a barrier); null if none was seen"),
+        Column("small_ns", INT, "its time"),
         Column("samples", INT, "collectives"),
         Column("sizes", INT, "distinct sizes"),
     ),
@@ -173,19 +178,19 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
     rows = [model.row("unchanged", model.program)]
     if ask.standard:
         rows += _standard(model, ask)
-    bucket_rows, links, buckets = _bucket_scenarios(model, ask)
+    bucket_rows, wire, buckets = _bucket_scenarios(model, ask)
     rows += bucket_rows
     frames = {
         "whatif": WHATIF.frame(rows),
         "whatif_replay": WHATIF_REPLAY.frame(model.replayed()),
-        "whatif_link": WHATIF_LINK.frame(_link_rows(links)),
+        "whatif_link": WHATIF_LINK.frame(_link_rows(wire)),
     }
     return Result(
         trace,
         frames,
         findings=_findings(frames, model, ask),
         assumptions=_assumptions(model, ask, buckets),
-        warnings=_warnings(model, links),
+        warnings=_warnings(model, wire),
     )
 
 
@@ -478,33 +483,35 @@ def _without_straggler(model: _Model) -> replay.Program | None:
 # --- scenarios with other buckets ------------------------------------------------------------------------------------
 
 
-def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]], list[Link], Buckets | None]:
+def _bucket_scenarios(
+    model: _Model, ask: Ask
+) -> tuple[list[dict[str, object]], _Wire | None, Buckets | None]:
     """Rows of the bucket caps, orders and of the optimizer in backward, with the fitted links and the buckets."""
     wanted = bool(ask.caps_mib or ask.orders)
     context, graph = model.context, model.graph
     table = bucket_analysis.buckets(context, graph=graph)["bucket"]
     try:
         if not wanted and table.is_empty():
-            return [], [], None
+            return [], None, None
         buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
     except UsageError as error:
         if wanted:
             raise
-        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], [], None
+        return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], None, None
     rows = []
     if ask.standard:
         rows.append(_optimizer_in_backward(model, buckets))
     ours = context.timed.filter(
         pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
     )
-    links = _links(context, ours)
+    wire = _Wire.of(context, ours)
     if not wanted:
-        return rows, links, buckets
-    if not links:
+        return rows, wire, buckets
+    if wire is None:
         raise UsageError(
             "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
         )
-    remodel = _Remodel(model, buckets, links, captured_layout(buckets))
+    remodel = _Remodel(model, buckets, wire, captured_layout(buckets))
     for cap in ask.caps_mib:
         if buckets.unknown_parameters and round(cap * BYTES_PER_MIB) < max(
             buckets.caps_of_layout[:-1], default=0
@@ -521,23 +528,70 @@ def _bucket_scenarios(model: _Model, ask: Ask) -> tuple[list[dict[str, object]],
     excess = remodel.excess([name for name in remodel.made if name.startswith("cap_")])
     for row in rows:
         row["excess_ratio"] = excess.get(str(row["scenario"]))
-    return rows, links, buckets
+    return rows, wire, buckets
 
 
-def _links(context: Context, ours: pl.DataFrame) -> list[Link]:
-    """The line of the gradients' collectives, and one that also holds the smaller messages of their kind and group.
+@dataclass(frozen=True)
+class _Wire:
+    """The fitted line of the gradients' collectives, and the typical message smaller than any of them.
 
-    Below the smallest bucket nothing of the kind was seen: the first line extrapolates its latency from large messages,
-    which overstates it where the link gets slower with size; the second takes that of small messages (a barrier), which
-    run alone and understates it. A prediction for smaller buckets lies between the two.
+    Below the smallest bucket nothing like it was seen. Transfer time over size bends downwards (large messages use the
+    link better), so there the time lies between the line, drawn on to smaller sizes, and the chord from the small
+    message (a barrier) to the line's smallest size::
+
+        chord(size) = small_ns + (line(smallest) - small_ns) * (size - small) / (smallest - small)
+
+    Attributes:
+        line: the fit.
+        small_bytes, small_ns: the small message; None where there was none.
     """
-    known = ours["kind"].drop_nulls().mode().sort() if ours.height else pl.Series([], dtype=pl.String)
-    own = fit_link(ours, known[0]) if known.len() else None
-    if own is None:
-        return []
-    small = context.timed.filter(pl.col("bytes") < own.smallest_bytes)
-    wide = fit_link(pl.concat([ours, small]), own.kind, own.group_size)
-    return [own] if wide is None or wide.samples == own.samples else [own, wide]
+
+    line: Link
+    small_bytes: int | None
+    small_ns: float | None
+
+    @classmethod
+    def of(cls, context: Context, ours: pl.DataFrame) -> _Wire | None:
+        """The wire of the gradients' collectives; None if no size is known."""
+        kinds = ours["kind"].drop_nulls().mode().sort() if ours.height else pl.Series([], dtype=pl.String)
+        line = fit_link(ours, kinds[0]) if kinds.len() else None
+        if line is None:
+            return None
+        small = fit_link(
+            context.timed.filter(pl.col("bytes") <= line.smallest_bytes * _SMALL), line.kind, line.group_size
+        )
+        if small is None:
+            return cls(line, None, None)
+        size = (small.smallest_bytes + small.largest_bytes) // 2
+        return cls(line, size, float(small.transfer_ns(size)))
+
+    def times(self) -> list[Callable[[int], float]]:
+        """Transfer time by size: the line; steeper; with more latency; and the last: along the chord, if there is one.
+
+        Where latency is unknown, a line with nothing but latency takes the place of more of it.
+        """
+        line = self.line
+        off = max(line.error_ratio, _LEAST_LINK_ERROR)
+        made: list[Callable[[int], float]] = [
+            line.transfer_ns,
+            lambda size: line.latency_ns + (1 + off) * line.ns_per_byte * size,
+        ]
+        if line.has_latency:
+            made.append(lambda size: (1 + off) * line.latency_ns + line.ns_per_byte * size)
+        else:
+            made.append(lambda _: line.ns_per_byte * line.smallest_bytes)
+        if self.small_bytes is not None:
+            made.append(self._along_chord)
+        return made
+
+    def _along_chord(self, size: int) -> float:
+        assert self.small_bytes is not None
+        assert self.small_ns is not None
+        smallest = self.line.smallest_bytes
+        if size >= smallest:
+            return self.line.transfer_ns(size)
+        rise = self.line.transfer_ns(smallest) - self.small_ns
+        return self.small_ns + rise * (size - self.small_bytes) / (smallest - self.small_bytes)
 
 
 @dataclass(frozen=True)
@@ -545,14 +599,12 @@ class _Made:
     """What a layout makes of the captured step, link by link.
 
     Attributes:
-        ratios: over the captured layout, one for each link (the own ones first).
-        links: how many of them count for it: only the own ones, unless it has buckets smaller than any seen.
+        ratios: over the captured layout, one for each time of the wire.
         may_stay: sizes of parameters are unknown, so that it may be the captured layout after all.
         step_ratio: the prediction.
     """
 
     ratios: Floats
-    links: int
     may_stay: bool
     step_ratio: float
 
@@ -560,27 +612,13 @@ class _Made:
 class _Remodel:
     """Predictions for bucket layouts, relative to the captured layout in the same model."""
 
-    def __init__(
-        self, model: _Model, buckets: Buckets, links: Sequence[Link], layout: Sequence[Sequence[int]]
-    ) -> None:
-        self.model, self.buckets, self.links, self.layout = model, buckets, links, layout
-        times = [self._near(link) for link in links]
-        self._times = [time for near in times for time in near]
-        self._exact = [sum(map(len, times[:number])) for number in range(len(times))]
+    def __init__(self, model: _Model, buckets: Buckets, wire: _Wire, layout: Sequence[Sequence[int]]) -> None:
+        self.model, self.buckets, self.wire, self.layout = model, buckets, wire, layout
+        self._times = wire.times()
         self._captured = [self._mean(layout, time) for time in self._times]
         self.error_ratio = abs(self._captured[0] / model.unchanged_ns - 1)
         """Of the captured buckets in this model, against the replay of what was recorded."""
         self.made: dict[str, _Made] = {}
-
-    @staticmethod
-    def _near(link: Link) -> list[Callable[[int], float]]:
-        """The link; with more latency, and more slope; where latency is unknown, with nothing but latency."""
-        off = max(link.error_ratio, _LEAST_LINK_ERROR)
-        steeper = [link.transfer_ns, lambda size: link.latency_ns + (1 + off) * link.ns_per_byte * size]
-        if link.has_latency:
-            return [*steeper, lambda size: (1 + off) * link.latency_ns + link.ns_per_byte * size]
-        constant = link.ns_per_byte * link.smallest_bytes
-        return [*steeper, lambda _: constant]
 
     def _mean(self, layout: Sequence[Sequence[int]], time: Callable[[int], float]) -> float:
         model = self.model
@@ -589,30 +627,27 @@ class _Remodel:
         return model.mean(made.program, dict(made.steps))
 
     def row(self, scenario: str, layout: Sequence[Sequence[int]]) -> dict[str, object]:
-        """A row of ``whatif``: the middle of what the fitted links say, where a bucket is smaller than any seen."""
+        """A row of ``whatif``: with buckets smaller than any seen, the middle between the wire's line and its chord."""
         means = [self._mean(layout, time) for time in self._times]
         ratios = np.asarray(means) / np.asarray(self._captured)
-        smaller = min(self._bytes) < self.links[0].smallest_bytes
-        exact = ratios[self._exact if smaller else self._exact[:1]]
-        first = self._exact[1] if len(self._exact) > 1 else ratios.size
-        used = ratios if smaller else ratios[:first]
-        middle = float(exact.min() + exact.max()) / 2
-        reasons = ["has buckets smaller than any in the capture: the link is extrapolated"] if smaller else []
+        ends = ratios[[0, -1]] if self.wire.small_bytes is not None else ratios[:1]
+        middle = float(ends.mean())
+        reasons = []
+        if min(self._bytes) < self.wire.line.smallest_bytes:
+            reasons.append("has buckets smaller than any in the capture: the link is extrapolated")
         stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
         if stays:
             # A bucket may be one large parameter that no cap divides: then it stays as it is.
             reasons.append("single parameter sizes are unknown: at most this many buckets")
-            used = np.append(used, 1.0)
-        of_link = float(max(used.max() / middle - 1, 1 - used.min() / middle))
-        self.made[scenario] = _Made(ratios, ratios.size if smaller else first, stays, middle)
+        reach = np.append(ratios, 1.0) if stays else ratios
+        of_link = float(max(reach.max() / middle - 1, 1 - reach.min() / middle))
+        self.made[scenario] = _Made(ratios, stays, middle)
         error = self.model.error_ratio + self.error_ratio + of_link
         return self.model.predicted(scenario, self.model.base_ns * middle, error) | {
             "buckets": len(layout),
             "last_bucket_bytes": self._bytes[-1],
             "is_captured": [list(one) for one in layout] == [list(one) for one in self.layout],
-            "reason": "has buckets smaller than any in the capture: the link is extrapolated"
-            if smaller
-            else None,
+            "reason": "; ".join(reasons) or None,
         }
 
     def excess(self, scenarios: Sequence[str]) -> dict[str, float]:
@@ -627,12 +662,11 @@ class _Remodel:
         least = {}
         for name in scenarios:
             one = self.made[name]
-            links = max(one.links, shortest.links)
-            over = one.ratios[:links] / shortest.ratios[:links]
+            over = one.ratios / shortest.ratios
             if one.may_stay:
-                over = np.append(over, 1 / shortest.ratios[:links])
+                over = np.append(over, 1 / shortest.ratios)
             if shortest.may_stay:
-                over = np.append(over, one.ratios[:links])
+                over = np.append(over, one.ratios)
             least[name] = float(over.min() - 1) if name != best else 0.0
         return least
 
@@ -677,21 +711,25 @@ def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]
     )
 
 
-def _link_rows(links: Sequence[Link]) -> list[dict[str, object]]:
+def _link_rows(wire: _Wire | None) -> list[dict[str, object]]:
+    if wire is None:
+        return []
+    line = wire.line
     return [
         {
-            "kind": link.kind,
-            "group_size": link.group_size,
-            "latency_ns": round(link.latency_ns) if link.has_latency else None,
-            "bandwidth_gbps": link.bandwidth_gbps,
-            "error_ratio": link.error_ratio,
-            "spread_ratio": link.spread_ratio,
-            "smallest_bytes": link.smallest_bytes,
-            "largest_bytes": link.largest_bytes,
-            "samples": link.samples,
-            "sizes": link.sizes,
+            "kind": line.kind,
+            "group_size": line.group_size,
+            "latency_ns": round(line.latency_ns) if line.has_latency else None,
+            "bandwidth_gbps": line.bandwidth_gbps,
+            "error_ratio": line.error_ratio,
+            "spread_ratio": line.spread_ratio,
+            "smallest_bytes": line.smallest_bytes,
+            "largest_bytes": line.largest_bytes,
+            "small_bytes": wire.small_bytes,
+            "small_ns": None if wire.small_ns is None else round(wire.small_ns),
+            "samples": line.samples,
+            "sizes": line.sizes,
         }
-        for link in links
     ]
 
 
@@ -797,7 +835,7 @@ def _assumptions(model: _Model, ask: Ask, buckets: Buckets | None) -> tuple[str,
     return tuple(said)
 
 
-def _warnings(model: _Model, links: Sequence[Link]) -> tuple[Warning, ...]:
+def _warnings(model: _Model, wire: _Wire | None) -> tuple[Warning, ...]:
     made = [*model.context.trace.warnings]
     if model.replay_error_ratio > GOOD_REPLAY:
         text = f"the self-replay error is {model.replay_error_ratio:.1%}, above {GOOD_REPLAY:.0%}"
@@ -808,7 +846,7 @@ def _warnings(model: _Model, links: Sequence[Link]) -> tuple[Warning, ...]:
             "kernels of the profiled run are slower than without the profiler, or it is another setting"
         )
         made.append(Warning("whatif_measured_step", 1, text))
-    if links and not links[0].has_latency:
+    if wire is not None and not wire.line.has_latency:
         made.append(
             Warning(
                 "whatif_one_size",
