@@ -1050,7 +1050,17 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize("command", [["analyze"], ["analyze", "--format", "json"], ["doctor"]], ids=str)
+READERS = (
+    ["analyze"],
+    ["analyze", "--per", "capture", "--format", "json"],
+    ["doctor"],
+    ["query", "kernels"],
+    ["critical-path"],
+    ["diagnose"],
+)
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
 def test_45_every_bad_input_is_one_line(command: list[str], tmp_path: Path) -> None:
     inputs = bad_inputs(tmp_path)
     assert len(inputs) == len(BAD.split())
@@ -1110,6 +1120,60 @@ def test_45_a_report_newer_than_nsys_names_both_versions(
     assert "2024.5.1" in ran.line
     assert "2026.2.1" in ran.line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "report.nsys-rep"]
+
+
+EXPORTER = """#!/bin/sh
+case "$1" in --version) echo "NVIDIA Nsight Systems version 2024.5.1.113"; exit 0;; esac
+case "$*" in *include-blobs*) {blobs};; esac
+while [ "$1" != --output ]; do shift; done
+{work}
+"""
+
+
+@pytest.mark.parametrize(
+    ("blobs", "work", "code", "said"),
+    [
+        ("", 'cp "$SOURCE" "$2"', 0, ""),
+        ('echo "unrecognised option --include-blobs" >&2; exit 1', 'cp "$SOURCE" "$2"', 0, ""),
+        ("", "exit 0", 3, "cannot export it"),
+        ("", "echo /home/me/x: Error: corrupt file >&2; exit 1", 3, "corrupt file"),
+        ("", 'echo hello > "$2"', 3, "damaged"),
+    ],
+)
+def test_45_a_report_is_exported_by_nsys(
+    blobs: str, work: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_text(EXPORTER.format(blobs=blobs or ":", work=work))
+    program.chmod(0o755)
+    source = scene().write(tmp_path / "bin" / "export.sqlite")
+    monkeypatch.setenv("SOURCE", str(source))
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    report = tmp_path / "report.nsys-rep"
+    report.write_bytes(bytes(300))
+    ran = run("analyze", report, "--per", "capture", "--format", "json")
+    assert ran.code == code, ran.err
+    if code:
+        assert said in ran.line
+        assert "/home/me" not in ran.line
+    else:
+        assert json.loads(ran.out)["tables"]["overlap"] == overlap(source)
+        assert json.loads(ran.out)["inputs"][0]["name"] == "report.nsys-rep"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "report.nsys-rep"]
+
+
+def test_45_an_nsys_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_bytes(b"\x7fELF not really")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    report = tmp_path / "report.nsys-rep"
+    report.write_bytes(bytes(300))
+    ran = run("analyze", report)
+    assert ran.code == 3
+    assert ran.line
 
 
 def test_45_the_real_nsys_refuses_in_one_line(tmp_path: Path) -> None:
