@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import polars as pl
@@ -12,11 +15,30 @@ import polars as pl
 from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals
 from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN
+from nsysddp.schema import CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nsysddp.result import Warning
+
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_WORTH_THREADS = 200_000
+"""Events from which on several ranks are worked on at a time."""
+
+
+def in_parallel(tasks: Iterable[S], work: Callable[[S], T]) -> list[T]:
+    """The results of ``work`` for each task, in order, computed by a few threads.
+
+    numpy and polars let go of the interpreter lock, so ranks, which do not depend on each other, keep every core busy.
+    """
+    todo = list(tasks)
+    workers = min(len(todo), os.cpu_count() or 1)
+    if workers < 2:
+        return [work(task) for task in todo]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, todo))
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,12 @@ class Trace:
         """All ranks in ascending order."""
         return self.ranks["rank"].to_list()
 
+    def each_rank(self, work: Callable[[int], T]) -> list[T]:
+        """``work`` for every rank, in order; several ranks at a time on long traces."""
+        if self.events.height < _WORTH_THREADS:
+            return [work(rank) for rank in self.rank_numbers]
+        return in_parallel(self.rank_numbers, work)
+
     @cached_property
     def _bounds(self) -> dict[int, tuple[int, int]]:
         ranks = self.events["rank"].to_numpy()
@@ -136,9 +164,9 @@ class Trace:
         key = (rank, frozenset(classes))
         if key not in self._cache:
             events = self.events_of(rank)
-            chosen = events["class"].is_in(list(key[1]))
-            part = events.filter(chosen) if not chosen.all() else events
-            self._cache[key] = Intervals.union_of(
-                part["start_ns"].to_numpy(), part["end_ns"].to_numpy(), is_sorted=True
-            )
+            wanted = np.isin(CLASSES, list(key[1]))[events["class"].to_physical().to_numpy()]
+            start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+            if not wanted.all():
+                start, end = start[wanted], end[wanted]
+            self._cache[key] = Intervals.union_of(start, end, is_sorted=True)
         return self._cache[key]

@@ -194,6 +194,16 @@ def frame(batch: pa.RecordBatch) -> pl.DataFrame:
     return made
 
 
+def shared(values: Column, *, null: int | None = None) -> pl.Series:
+    """A polars series over the array's own memory; ``null`` stands for null."""
+    import pyarrow as pa
+
+    mask = None if null is None else values == null
+    made = pl.from_arrow(pa.array(values, mask=mask if mask is not None and mask.any() else None))
+    assert isinstance(made, pl.Series)
+    return made
+
+
 def stable_order(start: Column, ties: Sequence[Column]) -> Column:
     """Order by start, ties by the further columns, as row positions; nearly sorted input costs one pass.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,33 +35,41 @@ GRAPH_NAME = "CUDA graph"
 _FIELDS: dict[str, type[np.generic]] = {
     "start_ns": np.int64,
     "end_ns": np.int64,
-    "process": np.int32,
-    "device": np.int32,
+    "lane": np.int32,
     "context": np.int32,
     "stream": np.int32,
     "correlation": np.int64,
     "name": np.int32,
     "graph_node": np.bool_,
-    "bytes": np.int64,
 }
 
 
 @dataclass
 class GpuEvents:
-    """Raw GPU events of one report in row order, columns as numpy arrays.
+    """Raw GPU events of one report in row order, kernels first, columns as numpy arrays.
 
     Attributes:
-        columns: start_ns, end_ns, process (code of globalPid), device, context, stream, correlation, name (row of
-            ``names``), graph_node (bool), bytes (-1 where the event has none).
+        columns: start_ns, end_ns, lane (row of ``lanes``), context, stream, correlation, name (row of ``names``),
+            graph_node (bool).
+        bytes: size of each copy and memset, -1 for a graph; for the rows after the kernels.
+        lanes: (process code, device) of each lane.
+        spans: first start and last end of each lane, in ns.
         names: (group, text) of each distinct name; group is kernel, memory or graph.
         dropped: rows whose times cannot be.
         kernels: how many of the rows, from the front, come from the kernel table.
     """
 
     columns: dict[str, NDArray[Any]]
+    bytes: NDArray[np.int64]
+    lanes: list[tuple[int, int]]
+    spans: list[tuple[int, int]]
     names: list[tuple[str, str]]
     dropped: int
     kernels: int
+
+    def process_of_lane(self) -> NDArray[np.int32]:
+        """Process code of each lane."""
+        return np.array([process for process, _ in self.lanes], dtype=np.int32)
 
 
 def read(
@@ -77,31 +86,123 @@ def read(
     Raises:
         ReportError: a value that cannot be; MissingTable: a column without which kernels mean nothing.
     """
-    kernels = _scan(report, processes, _kernel_query(report, rules), KERNEL, "name_id", progress)
-    copies = _scan(report, processes, "memcpy", MEMCPY, "operation", progress)
-    memsets = _scan(report, processes, "memset", MEMSET, None, progress)
-    graphs = _scan(report, processes, "graphs", GRAPH_TRACE, None, progress)
-    distinct, kernel_codes = _compact(kernels.column("name"))
-    texts = strings(report, distinct)
-    names = [("kernel", texts.get(int(number), f"unknown kernel {number}")) for number in distinct]
-    copy_kinds, copy_codes = _compact(copies.column("name"))
-    codes = [kernel_codes, copy_codes + np.int32(len(names))]
-    names += [("memory", COPY_KINDS.get(int(kind), COPY_KINDS[0])) for kind in copy_kinds]
-    for source, group, text in ((memsets, "memory", MEMSET_NAME), (graphs, "graph", GRAPH_NAME)):
-        codes.append(np.full(source.rows, len(names), dtype=np.int32))
-        names += [(group, text)] if source.rows else []
-    sources = (kernels, copies, memsets, graphs)
-    columns = {
-        name: _joined([source.column(name) for source in sources]) for name in _FIELDS if name != "name"
-    }
-    columns["name"] = _joined(codes)
-    return GpuEvents(columns, names, sum(source.dropped for source in sources), kernel_codes.size)
+    tables = (
+        (_kernel_query(report, rules), KERNEL, "name_id"),
+        ("memcpy", MEMCPY, "operation"),
+        ("memset", MEMSET, None),
+        ("graphs", GRAPH_TRACE, None),
+    )
+    ranges = [sql.row_ranges(report, table) for _, table, _ in tables]
+    first_part = np.cumsum([0, *map(len, ranges)]).tolist()
+    file_bytes = report.database.stat().st_size
+    everything = Bulk([one for some in ranges for one in some], _FIELDS, report.name, file_bytes)
+    rest = [one for some in ranges[1:] for one in some]
+    sizes = Bulk(rest, {"bytes": np.int64}, report.name, file_bytes)
+    lanes = _Lanes()
+    names: list[tuple[str, str]] = []
+    kernels = 0
+    for number, (query, table, column) in enumerate(tables):
+        ids = _Ids(len(names))
+        _scan(
+            report, processes, query, table, column, progress,
+            into=_Target(everything, sizes if number else None, first_part[number], first_part[1], lanes, ids),
+        )  # fmt: skip
+        names += _names(report, number, ids.values)
+        kernels = kernels or everything.rows
+    columns = {name: everything.column(name) for name in _FIELDS}
+    return GpuEvents(
+        columns, sizes.column("bytes"), lanes.values, lanes.spans, names, everything.dropped, kernels
+    )
 
 
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """The parts one after another; a part that is alone is not copied."""
-    filled = [part for part in parts if part.size]
-    return filled[0] if len(filled) == 1 else np.concatenate(parts)
+def _names(report: Report, table: int, ids: list[int]) -> list[tuple[str, str]]:
+    """Group and text of the names of one table (kernels, copies, memsets, graphs)."""
+    if table == 0:
+        texts = strings(report, np.array(ids, dtype=np.int64))
+        return [("kernel", texts.get(number, f"unknown kernel {number}")) for number in ids]
+    if table == 1:
+        return [("memory", COPY_KINDS.get(kind, COPY_KINDS[0])) for kind in ids]
+    return [("memory", MEMSET_NAME) if table == 2 else ("graph", GRAPH_NAME)] if ids else []
+
+
+class _Lanes:
+    """Codes of (process, device), and the span of each lane; shared by the reading threads."""
+
+    def __init__(self) -> None:
+        self._codes = Codes()
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def values(self) -> list[tuple[int, int]]:
+        """(process code, device) of each lane."""
+        return [(value >> 32, value & 0xFFFFFFFF) for value in self._codes.values]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First start and last end of each lane."""
+        return [(self._first[code], self._last[code]) for code in range(len(self._first))]
+
+    def encode(
+        self, process: NDArray[Any], device: NDArray[Any], start: NDArray[Any], end: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Lane of each event of a batch."""
+        codes = self._codes.encode(process.astype(np.int64) << 32 | (device.astype(np.int64) & 0xFFFFFFFF))
+        for code in np.unique(codes).tolist():
+            mine = codes == code
+            first, last = int(start[mine].min()), int(end[mine].max())
+            with self._lock:
+                self._first[code] = min(first, self._first.get(code, first))
+                self._last[code] = max(last, self._last.get(code, last))
+        return codes
+
+
+class _Ids:
+    """Codes of a few distinct ids (StringIds of kernel names), by a table that grows with the largest id."""
+
+    _LARGEST = 1 << 24
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._codes = Codes()
+        self._table = np.full(1024, NONE, dtype=np.int32)
+        self._lock = threading.Lock()
+
+    @property
+    def values(self) -> list[int]:
+        """The ids, in order of their codes."""
+        return self._codes.values
+
+    def encode(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Code of each id, counted from the first code of this table."""
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > self._LARGEST:
+            far: NDArray[Any] = self._codes.encode(ids.astype(np.int64)) + np.int32(self._first)
+            return far
+        table = self._table
+        codes: NDArray[Any] | None = table[ids] if high < table.size else None
+        if codes is None or (codes == NONE).any():
+            with self._lock:
+                known = self._codes.encode(np.unique(ids).astype(np.int64))
+                table = np.full(max(self._table.size, 2 * (high + 1)), NONE, dtype=np.int32)
+                table[: self._table.size] = self._table
+                table[np.unique(ids)] = known + np.int32(self._first)
+                self._table = table
+            codes = table[ids]
+        return codes
+
+
+@dataclass
+class _Target:
+    """Where the rows of one table go."""
+
+    everything: Bulk
+    sizes: Bulk | None
+    first_part: int
+    first_sized_part: int
+    lanes: _Lanes
+    ids: _Ids
 
 
 def _kernel_query(report: Report, rules: Rules) -> str:
@@ -127,54 +228,54 @@ def _scan(
     table: str,
     name_column: str | None,
     progress: Callable[[int], None] | None,
-) -> Bulk:
-    gathered = Bulk(sql.row_ranges(report, table), _FIELDS, report.name, report.database.stat().st_size)
+    *,
+    into: _Target,
+) -> None:
     has_bytes = "bytes" in sql.get(query).columns
     has_graph = "graph_node" in sql.get(query).columns
 
     def consume(part: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
+        if not rows.height:
+            return
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
+        process = processes.encode(integers(rows, "process", np.int64, file, null=NONE))
+        device = integers(rows, "device", np.int32, file)
         columns: dict[str, Any] = {
             "start_ns": start,
             "end_ns": end,
-            "process": processes.encode(integers(rows, "process", np.int64, file, null=NONE)),
-            "device": integers(rows, "device", np.int32, file),
             "context": integers(rows, "context", np.int32, file, null=NONE),
             "stream": integers(rows, "stream", np.int32, file),
             "correlation": integers(rows, "correlation", np.int64, file, null=NONE),
             "name": integers(rows, name_column, np.int32, file, null=0)
             if name_column
-            else np.zeros_like(start),
-            "graph_node": rows["graph_node"].is_not_null().to_numpy() if has_graph else np.zeros_like(start),
-            "bytes": integers(rows, "bytes", np.int64, file) if has_bytes else np.full_like(start, NONE),
+            else np.zeros_like(device),
+            "graph_node": rows["graph_node"].is_not_null().to_numpy()
+            if has_graph
+            else np.zeros(rows.height, bool),
         }
+        if into.sizes is not None:
+            columns["bytes"] = (
+                integers(rows, "bytes", np.int64, file) if has_bytes else np.full_like(start, NONE)
+            )
         real = plausible(start, end)
         dropped = rows.height - int(np.count_nonzero(real))
-        gathered.add(
-            part, {name: values[real] for name, values in columns.items()} if dropped else columns, dropped
-        )
+        if dropped:
+            columns = {name: values[real] for name, values in columns.items()}
+            process, device = process[real], device[real]
+        if dropped < rows.height:
+            columns["lane"] = into.lanes.encode(process, device, columns["start_ns"], columns["end_ns"])
+            columns["name"] = into.ids.encode(columns["name"])
+        else:
+            columns["lane"] = process
+        if into.sizes is not None:
+            sizes = columns.pop("bytes")
+            into.sizes.add(into.first_part + part - into.first_sized_part, {"bytes": sizes})
+        into.everything.add(into.first_part + part, columns, dropped)
 
     sql.scan(report, query, consume, table=table, progress=progress)
-    return gathered
-
-
-def _compact(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The distinct ids in order, and each row's position among them (int32)."""
-    if not ids.size:
-        return ids, np.empty(0, dtype=np.int32)
-    low, high = int(ids.min()), int(ids.max())
-    if high - low <= 4 * ids.size + 1_000_000:
-        present = np.zeros(high - low + 1, dtype=bool)
-        present[ids - low] = True
-        distinct = np.flatnonzero(present)
-        code = np.zeros(high - low + 1, dtype=np.int32)
-        code[distinct] = np.arange(distinct.size, dtype=np.int32)
-        return distinct + low, code[ids - low]
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    return distinct, inverse.astype(np.int32)
 
 
 def strings(report: Report, ids: NDArray[Any]) -> dict[int, str]:

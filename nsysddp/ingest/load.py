@@ -18,7 +18,7 @@ from nsysddp.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
 from nsysddp.errors import NoGpuEvents, RankConflict, UsageError
 from nsysddp.ingest import clocks, gpu, host, sql
 from nsysddp.ingest.attribute import carried_operations
-from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, stable_order
+from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, shared, stable_order
 from nsysddp.ingest.identity import Lane, assign_ranks, host_aliases
 from nsysddp.ingest.match import ALL_KINDS, Kernels, match
 from nsysddp.ingest.report import (
@@ -34,7 +34,7 @@ from nsysddp.ingest.report import (
 )
 from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
 from nsysddp.result import Warning
-from nsysddp.trace import Input, Trace
+from nsysddp.trace import Input, Trace, in_parallel
 from nsysddp.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ def load(
         parts = [_read(report, table, patterns, notes, progress, launches) for report in opened]
         hosts = host_aliases([_host_key(report) for report in opened])
         _anchor(parts)
-        lanes, order, columns = _assemble(parts, hosts)
-        run = _Run(parts, lanes, hosts, order, columns, table, notes, clock_tolerance_ns)
+        run = _Run(parts, _lanes(parts, hosts), hosts, table, notes, clock_tolerance_ns)
         return run.trace(
             step_pattern=step_pattern,
             phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
@@ -231,13 +230,13 @@ def _read(
     )
     table = None
     if RUNTIME in report.tables and (launches or (ranges is not None and ranges.operations.height)):
-        process, correlation = events.columns["process"], events.columns["correlation"]
+        lane, correlation = events.columns["lane"], events.columns["correlation"]
         only = None
         if not launches:  # NCCL's calls are all that launches are needed for
-            sought = np.isin(events.columns["name"], _may_communicate(events, rules))
-            process, correlation = process[sought], correlation[sought]
+            sought = _lut(_may_communicate(events, rules), len(events.names))[events.columns["name"]]
+            lane, correlation = lane[sought], correlation[sought]
             only = correlation
-        table = host.LaunchTable.for_events(process, correlation)
+        table = host.LaunchTable.for_events(events.process_of_lane()[lane], correlation)
         dropped = host.read_launches(
             report, processes, table, told(f"{report.name}: launch calls"), only=only
         )
@@ -262,6 +261,13 @@ def _may_communicate(events: gpu.GpuEvents, rules: Rules) -> list[int]:
     ]
 
 
+def _lut(some: Sequence[int], size: int) -> NDArray[np.bool_]:
+    """A table that says of each code whether it is one of these."""
+    table = np.zeros(size, dtype=bool)
+    table[list(some)] = True
+    return table
+
+
 def _anchor(parts: Sequence[_Part]) -> None:
     """Put every report on the axis of the earliest session start, by UTC where known."""
     numbers = clocks.clocks_of([part.anchor for part in parts])
@@ -281,43 +287,26 @@ def _anchor(parts: Sequence[_Part]) -> None:
         first += len(part.processes.values)
 
 
-def _assemble(
-    parts: Sequence[_Part], hosts: Sequence[str]
-) -> tuple[list[Lane], NDArray[Any], dict[str, NDArray[Any]]]:
-    """Events of all reports as one set of columns, their lanes, and the lane of each event."""
-    columns: dict[str, NDArray[Any]] = {}
-    for name in list(parts[0].events.columns):
-        pieces = []
-        for part in parts:
-            values = part.events.columns.pop(name)
-            if name in ("start_ns", "end_ns") and part.shift:
-                values = values + part.shift
-            elif name == "process" and part.first_process:
-                values = values + np.int32(part.first_process)
-            pieces.append(values)
-        columns[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    key = Codes()
-    device_bits = columns.pop("device").astype(np.int64) & 0xFFFFFFFF
-    lane = key.encode(columns["process"].astype(np.int64) << 32 | device_bits)
+def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
+    """The (process, device) pairs of all reports that ran GPU work, report by report."""
     lanes = []
-    for code, value in enumerate(key.values):
-        rows = np.flatnonzero(lane == code)
-        process, device = value >> 32, value & 0xFFFFFFFF
-        part = next(p for p in reversed(parts) if p.first_process <= process)
-        global_pid = part.processes.values[process - part.first_process]
-        lanes.append(
-            Lane(
-                report=parts.index(part),
-                report_name=part.report.name,
-                process=process,
-                pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
-                device=device if device < 1 << 31 else device - (1 << 32),
-                host_key=hosts[parts.index(part)] if _host_key(part.report) else None,
-                first_ns=int(columns["start_ns"][rows].min()),
-                last_ns=int(columns["end_ns"][rows].max()),
+    for number, part in enumerate(parts):
+        host = hosts[number] if _host_key(part.report) else None
+        for (process, device), (first, last) in zip(part.events.lanes, part.events.spans, strict=True):
+            global_pid = part.processes.values[process]
+            lanes.append(
+                Lane(
+                    report=number,
+                    report_name=part.report.name,
+                    process=part.first_process + process,
+                    pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                    device=device if device < 1 << 31 else device - (1 << 32),
+                    host_key=host,
+                    first_ns=first + part.shift,
+                    last_ns=last + part.shift,
+                )
             )
-        )
-    return lanes, lane, columns
+    return lanes
 
 
 @dataclass
@@ -327,8 +316,6 @@ class _Run:
     parts: list[_Part]
     lanes: list[Lane]
     hosts: list[str]
-    lane: NDArray[Any]
-    columns: dict[str, NDArray[Any]]
     rules: Rules
     notes: _Notes
     tolerance: int
@@ -347,7 +334,7 @@ class _Run:
         gpus = [self._gpus(part) for part in self.parts]
         ranked = self._ranked(ranges, gpus)
         names, name_of = self._names()
-        ordered, rank = self._ordered(ranked, name_of)
+        ordered, rank = self._ordered(ranked, name_of, keep_rows=shapes)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
         class_code = names["class"].to_physical().to_numpy()[ordered["name"]].copy()
         self._copies_of_nccl(ordered, class_code, operations, rank)
@@ -360,18 +347,17 @@ class _Run:
         operations = self._shifted(operations, offsets)
         events = pl.DataFrame(
             {
-                "rank": rank,
+                "rank": shared(rank),
                 "class": pl.Series(schema.CLASSES, dtype=schema.CLASS).gather(class_code),
-                "start_ns": ordered["start_ns"],
-                "end_ns": ordered["end_ns"],
-                "name": ordered["name"],
-                "context": ordered["context"],
-                "stream": ordered["stream"],
-                "correlation": ordered["correlation"],
+                **{
+                    name: shared(ordered[name])
+                    for name in ("start_ns", "end_ns", "name", "context", "stream")
+                },
+                "correlation": shared(ordered["correlation"]),
                 "in_graph": ordered["graph_node"],
-                "bytes": ordered["bytes"],
+                "bytes": shared(ordered["bytes"], null=NONE),
             }
-        ).with_columns(pl.when(pl.col("bytes") >= 0).then(pl.col("bytes")).alias("bytes"))
+        )
         processes = self._processes()
         self._describe_missing(names)
         return Trace(
@@ -392,7 +378,7 @@ class _Run:
                 if launches and any(part.launches for part in self.parts)
                 else None
             ),
-            shapes=self._shapes() if shapes else None,
+            shapes=self._shapes(ranked, rank) if shapes else None,
             calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
             records=self._host_table(host.read_records, schema.RECORDS, offsets) if host_calls else None,
             syncs=self._host_table(host.read_syncs, schema.SYNCS, offsets) if host_calls else None,
@@ -536,38 +522,64 @@ class _Run:
         return frame, [remap[codes] if codes.size else codes for codes in per_report]
 
     def _ordered(
-        self, ranked: Sequence[Lane], name_of: Sequence[NDArray[Any]]
+        self, ranked: Sequence[Lane], name_of: Sequence[NDArray[Any]], *, keep_rows: bool
     ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-        """All columns in the order (rank, start, end, stream, name, correlation), and the rank column."""
-        columns = self.columns
-        first = 0
-        renamed = []
-        for codes, size in zip(name_of, self._sizes(), strict=True):
-            part = columns["name"][first : first + size]
-            renamed.append(codes[part] if codes.size else part)
-            first += size
-        columns["name"] = renamed[0] if len(renamed) == 1 else np.concatenate(renamed)
-        lane_number = {(lane.process, lane.device): number for number, lane in enumerate(self.lanes)}
-        pieces, ranks = [], []
-        for lane in ranked:
-            rows = np.flatnonzero(self.lane == lane_number[lane.process, lane.device])
-            ties = [columns[name][rows] for name in ("end_ns", "stream", "name", "correlation", "bytes")]
-            order = stable_order(columns["start_ns"][rows], ties)
-            pieces.append(rows[order])
-            ranks.append(np.full(rows.size, lane.rank, dtype=np.int32))
-        permutation = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        self.permutation = permutation
-        ordered = {}
-        for name in list(columns):
-            ordered[name] = columns.pop(name)[permutation]
-        return ordered, ranks[0] if len(ranks) == 1 else np.concatenate(ranks)
+        """All columns in the order (rank, start, end, stream, name, correlation, bytes), and the rank column.
 
-    def _sizes(self) -> list[int]:
-        """Events per report, in assembly order."""
-        counts = np.bincount(
-            np.asarray([lane.report for lane in self.lanes])[self.lane], minlength=len(self.parts)
+        Each rank is gathered and sorted on its own, several at a time. With ``keep_rows`` the row of each event in
+        its report is remembered too, which tells launch shapes apart.
+        """
+        code_of = {
+            (part.first_process + process, device if device < 1 << 31 else device - (1 << 32)): code
+            for part in self.parts
+            for code, (process, device) in enumerate(part.events.lanes)
+        }
+        rows_of = in_parallel(
+            [
+                (self.parts[lane.report].events.columns["lane"], code_of[lane.process, lane.device])
+                for lane in ranked
+            ],
+            lambda task: np.flatnonzero(task[0] == task[1]),
         )
-        return [int(count) for count in counts]
+        ends = np.cumsum([rows.size for rows in rows_of])
+        dtypes = {
+            "start_ns": np.int64, "end_ns": np.int64, "process": np.int32, "context": np.int32, "stream": np.int32,
+            "correlation": np.int64, "name": np.int32, "graph_node": np.bool_, "bytes": np.int64,
+        }  # fmt: skip
+        ordered: dict[str, NDArray[Any]] = {
+            name: np.empty(int(ends[-1]), dtype=dtype) for name, dtype in dtypes.items()
+        }
+        rank = np.empty(int(ends[-1]), dtype=np.int32)
+        self.rows = np.empty(int(ends[-1]) if keep_rows else 0, dtype=np.int64)
+
+        def place(number: int) -> None:
+            lane, rows, last = ranked[number], rows_of[number], int(ends[number])
+            part = self.parts[lane.report]
+            raw = part.events.columns
+            sizes = np.full(rows.size, NONE, dtype=np.int64)
+            sized = rows >= part.events.kernels
+            sizes[sized] = part.events.bytes[rows[sized] - part.events.kernels]
+            name = name_of[lane.report][raw["name"][rows]]
+            ties = [raw["end_ns"][rows], raw["stream"][rows], name, raw["correlation"][rows], sizes]
+            order = stable_order(raw["start_ns"][rows], ties)
+            rows = rows[order]
+            here = slice(last - rows.size, last)
+            for column in ("start_ns", "end_ns", "context", "stream", "correlation", "graph_node"):
+                np.take(raw[column], rows, out=ordered[column][here])
+            if part.shift:
+                ordered["start_ns"][here] += part.shift
+                ordered["end_ns"][here] += part.shift
+            ordered["name"][here] = name[order]
+            ordered["bytes"][here] = sizes[order]
+            ordered["process"][here] = lane.process
+            rank[here] = lane.rank or 0
+            if keep_rows:
+                self.rows[here] = rows
+
+        in_parallel(range(len(ranked)), place)
+        for part in self.parts:
+            part.events.columns = {}
+        return ordered, rank
 
     def _launches(self, ordered: Mapping[str, NDArray[Any]], rows: NDArray[Any]) -> Launches:
         """The launches of some events, on the anchored axis."""
@@ -588,22 +600,24 @@ class _Run:
     def _launch_frame(
         self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any], offset_of_rank: Mapping[int, int]
     ) -> pl.DataFrame:
-        """``schema.LAUNCHES`` of all events, rank by rank so that nothing is held twice."""
-        frames = []
-        for number, offset in offset_of_rank.items():
+        """``schema.LAUNCHES`` of all events, rank by rank."""
+
+        def of_rank(number: int) -> pl.DataFrame:
             first, last = np.searchsorted(rank, [number, number + 1])
             found = self._launches(ordered, np.arange(first, last))
+            offset = offset_of_rank[number]
             frame = pl.DataFrame(
                 {
-                    "launch_ns": found.start + offset,
-                    "launch_end_ns": found.end + offset,
-                    "thread": found.thread,
+                    "launch_ns": shared(found.start + offset),
+                    "launch_end_ns": shared(found.end + offset),
+                    "thread": shared(found.thread),
                 }
             )
             if not found.known.all():
                 frame = frame.with_columns(pl.when(pl.Series(found.known)).then(pl.all()))
-            frames.append(schema.LAUNCHES.check(frame))
-        return pl.concat(frames)
+            return schema.LAUNCHES.check(frame)
+
+        return pl.concat(in_parallel(list(offset_of_rank), of_rank))
 
     def _copies_of_nccl(
         self,
@@ -685,15 +699,19 @@ class _Run:
                 )
         return frame
 
-    def _shapes(self) -> pl.DataFrame:
+    def _shapes(self, ranked: Sequence[Lane], rank: NDArray[Any]) -> pl.DataFrame:
         """Grid and block row by row with the events."""
         from nsysddp.ingest.shapes import read_shapes
 
         frames = [
-            read_shapes(part.report, part.events.kernels, size)
-            for part, size in zip(self.parts, self._sizes(), strict=True)
+            read_shapes(part.report, part.events.kernels, part.events.kernels + part.events.bytes.size)
+            for part in self.parts
         ]
-        return schema.SHAPES.check(pl.concat(frames)[self.permutation])
+        pieces = []
+        for lane in ranked:
+            first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
+            pieces.append(frames[lane.report][self.rows[first:last]])
+        return schema.SHAPES.check(pl.concat(pieces))
 
     def _metrics(
         self, ranked: Sequence[Lane], offsets: Mapping[int, clocks.Clock], gpus: Sequence[Any]
