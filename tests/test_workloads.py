@@ -54,10 +54,7 @@ def launch(*arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run(workload: str, out: Path, *arguments: str) -> None:
-    short = ("--steps", str(STEPS), "--warmup", "3", "--capture-steps", "1", "--backend", "gloo")
-    done = launch(str(WORKLOADS / f"{workload}.py"), *short, "--out", str(out), *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
+SHORT = ("--steps", str(STEPS), "--warmup", "3", "--capture-steps", "1", "--backend", "gloo")
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -67,7 +64,46 @@ def summary(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("matrix")
-    run("ddp_branches", out, "--config", "all", "--host-delay-ms", "1")
+    script = str(WORKLOADS / "ddp_branches.py")
+    done = launch(script, *SHORT, "--out", str(out), "--config", "all", "--host-delay-ms", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+OTHERS = {
+    "caps": ("gpt_ddp", "--bucket-cap", "0.1", "25", "--repeat", "2", "--comm-hook", "none", "--memory"),
+    "bf16": ("gpt_ddp", "--comm-hook", "bf16"),
+    "fp16": ("gpt_ddp", "--comm-hook", "fp16"),
+    "fsdp": ("gpt_fsdp",),
+    "straggler": ("straggler", "--late-rank", "0", "--host-delay-ms", "60"),
+    "no_overlap": ("no_overlap",),
+}
+"""Folder to workload and its options."""
+
+IN_TURN = """
+    import importlib, json, sys
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    leave, dist.destroy_process_group = dist.destroy_process_group, lambda: None
+    dist.init_process_group = lambda *_, **__: None
+    for folder, workload, *words in json.loads(sys.argv[1]):
+        sys.argv = [workload, "--out", folder, *words]
+        if importlib.import_module(workload).main():
+            sys.exit(f"{workload} {words} failed")
+    leave()
+"""
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Their ``main`` in one launch, since importing torch is what takes long."""
+    out = tmp_path_factory.mktemp("others")
+    job = out / "job.py"
+    job.write_text(textwrap.dedent(IN_TURN))
+    plan = [[str(out / folder), workload, *SHORT, *words] for folder, (workload, *words) in OTHERS.items()]
+    done = launch(str(job), json.dumps(plan))
+    assert done.returncode == 0, done.stdout + done.stderr
     return out
 
 
@@ -122,46 +158,38 @@ def test_a_delay_is_seen_by_the_hooks(matrix: Path) -> None:
 # --- the other workloads --------------------------------------------------------------------------------
 
 
-def test_gpt_ddp_runs_caps_in_turn_and_takes_buckets_from_ddp(tmp_path: Path) -> None:
-    run(
-        "gpt_ddp",
-        tmp_path,
-        *("--bucket-cap", "0.1", "25", "--repeat", "2"),
-        *("--comm-hook", "none", "--memory"),
-    )
-    folders = sorted(f.name for f in tmp_path.iterdir())
+def test_gpt_ddp_runs_caps_in_turn_and_takes_buckets_from_ddp(others: Path) -> None:
+    out = others / "caps"
+    folders = sorted(f.name for f in out.iterdir())
     assert folders == ["cap0.1_repeat0", "cap0.1_repeat1", "cap25_repeat0", "cap25_repeat1"]
-    small, large = summary(tmp_path / "cap0.1_repeat0"), summary(tmp_path / "cap25_repeat1")
+    small, large = summary(out / "cap0.1_repeat0"), summary(out / "cap25_repeat1")
     assert small["ok"]
     assert large["ok"]
     assert len(small["layout_bytes"]) > len(large["layout_bytes"]) == 1
     assert sum(small["layout_bytes"]) == 4 * small["parameters"]
-    assert small["ranks"][0]["replica"] == summary(tmp_path / "cap0.1_repeat1")["ranks"][0]["replica"]
+    assert small["ranks"][0]["replica"] == summary(out / "cap0.1_repeat1")["ranks"][0]["replica"]
     assert small["ranks"][0]["memory"]["with_view_peak_bytes"] is None  # no GPU here, and no figure made up
     assert small["ranks"][0]["throughput"]["unit"] == "tokens/s"
-    frame = records.read_records(tmp_path / "cap0.1_repeat0")
+    frame = records.read_records(out / "cap0.1_repeat0")
     clocks = frame.filter(pl.col("record") == "bucket")["clock"].unique().to_list()
     assert clocks == ["ddp_logger"]
     assert not frame.filter(pl.col("record") == "ready", pl.col("stage") == "measured").height
 
 
-def test_gpt_fsdp_keeps_a_share_on_each_rank(tmp_path: Path) -> None:
-    run("gpt_fsdp", tmp_path)
-    found = summary(tmp_path)
+def test_gpt_fsdp_keeps_a_share_on_each_rank(others: Path) -> None:
+    found = summary(others / "fsdp")
     assert found["ok"]
     assert sum(rank["shard_parameters"] for rank in found["ranks"]) == found["parameters"]
 
 
-def test_straggler_names_the_late_rank(tmp_path: Path) -> None:
-    run("straggler", tmp_path, "--late-rank", "0", "--host-delay-ms", "60")
-    found = summary(tmp_path)
+def test_straggler_names_the_late_rank(others: Path) -> None:
+    found = summary(others / "straggler")
     assert found["ok"]
     assert found["late_rank"] == 0
 
 
-def test_no_overlap_computes_what_one_rank_computes(tmp_path: Path) -> None:
-    run("no_overlap", tmp_path)
-    assert summary(tmp_path)["ok"]
+def test_no_overlap_computes_what_one_rank_computes(others: Path) -> None:
+    assert summary(others / "no_overlap")["ok"]
 
 
 @pytest.mark.parametrize("held", ["records_rank1.jsonl", "summary.json"])
@@ -263,11 +291,33 @@ def test_a_broken_hook_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", ["bf16", "fp16"])
-def test_a_compressing_hook_averages_up_to_its_rounding(tmp_path: Path, hook: str) -> None:
-    run("gpt_ddp", tmp_path, "--comm-hook", hook)
-    found = summary(tmp_path)
+def test_a_compressing_hook_averages_up_to_its_rounding(others: Path, hook: str) -> None:
+    found = summary(others / hook)
     assert found["ok"]
     assert 1e-5 < found["hook_largest_relative_error"] < 1e-2
+
+
+def test_fp16_may_round_small_gradients_but_not_lose_the_division(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 2^-14 fp16 has a fixed spacing, so its relative error grows with smaller gradients."""
+    require("torch", HAS_TORCH)
+    monkeypatch.syspath_prepend(str(WORKLOADS))
+    import hooks
+    import torch
+
+    job: Any = SimpleNamespace(world_size=2)
+    contract = hooks.Contract(job, lambda *_: None, "fp16")  # type: ignore[arg-type,return-value]
+    average = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 3e-6
+    # What the hook does: every rank casts and divides, then the ranks add up.
+    halves = [(2 * average * share).half() / 2 for share in (0.25, 0.75)]
+    rounded = (halves[0] + halves[1]).float()
+    assert float((rounded - average).norm() / average.norm()) > hooks.TOLERANCE["fp16"]
+    assert contract._problem(average, rounded, low_rank=False) is None
+    undivided = contract._problem(average, 2 * rounded, low_rank=False)
+    assert undivided is not None
+    assert "the division by the world size is missing" in undivided
+    tiny = contract._problem(average / 100, rounded / 100, low_rank=False)
+    assert tiny is not None
+    assert "too small for fp16" in tiny
 
 
 def test_powersgd_on_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
