@@ -180,6 +180,42 @@ def test_an_optimizer_that_does_not_wait_is_a_fault_without_cost() -> None:
     assert "race" not in costs(of(racing(ordered=True, early=False)))
 
 
+def test_two_groups_that_transfer_at_once_compete() -> None:
+    scene = Scene()
+    pairs: list[list[int]] = [[], []]
+    for rank in (0, 1):
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.3, 1)
+        for group, (stream, at) in enumerate(((17, (2.0, 6.0)), (27, (2.0, 5.0)))):
+            scene.wait(rank, stream, 0.32 + group / 20, 1)
+            call = ("main", 0.33 + group / 20, 0.34 + group / 20)
+            pairs[group].append(scene.launch(rank, stream, at, f"nccl{group}", call, kind="communication"))
+    for group in pairs:
+        scene.collective(*group)
+    trace = scene.trace()
+    trace = replace(
+        trace,
+        collectives=trace.collectives.with_columns(
+            communicator=pl.when(pl.col("collective_id") == 0).then(pl.lit("aa")).otherwise(pl.lit("bb"))
+        ),
+    )
+    found = costs(of(trace))
+    assert found["process_groups"] == pytest.approx(3.0)  # of 4 ms on the path, 3 beside the other group
+    assert found["slow_communication"] == pytest.approx(1.0)
+
+
+def test_compiled_backward_in_pieces_has_graph_breaks_of_low_confidence() -> None:
+    scene = Scene()
+    scene.range(0, "step 0", 0, 20)
+    scene.range(0, "backward", 0, 15)
+    scene.launch(0, 7, (1, 2), "triton_poi_fused_add_0", ("main", 0.1, 0.2))
+    scene.launch(0, 7, (5, 6), "triton_red_fused_mul_1", ("main", 4.8, 4.9))
+    row = of(scene.trace())["diagnosis"].filter(pl.col("cause") == "graph_breaks").row(0, named=True)
+    assert row["confidence"] == "low"
+    assert row["cost_ns"] / MS == pytest.approx(4.0)
+    assert "graph_breaks" in row["try_next"]
+
+
 def test_a_run_that_is_not_steady_is_a_fault() -> None:
     scene = Scene()
     at = 1.0

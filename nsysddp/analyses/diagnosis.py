@@ -71,6 +71,7 @@ STEADY_SPREAD = 1.25
 
 _COMPUTE_STREAM_SHARE = 0.5
 _COMMUNICATION_SHARE = 0.25
+_LINK_METRICS = r"(?i)pcie|nvlink|\bnic\b|infiniband"
 _INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
 _HOST = ("host", "host_gap", "sync")
 
@@ -210,6 +211,7 @@ class _Facts:
         has_shapes: contention could be judged.
         has_metrics: GPU metrics were sampled.
         excess: what a rank computed for longer than the median of the others, see ``_excess``.
+        link_activity: sampled PCIe, NVLink and NIC metrics beside computation and without, in words.
     """
 
     buckets: pl.DataFrame
@@ -224,12 +226,14 @@ class _Facts:
     has_shapes: bool
     has_metrics: bool
     excess: pl.DataFrame
+    link_activity: tuple[str, ...]
 
     @classmethod
     def of(cls, context: Context, graph: Graph) -> _Facts:
         """Ask the other analyses."""
         trace = context.trace
-        slower, slower_transfer = slowdowns(context)
+        found = None if trace.shapes is None else contention_analysis.contention(context)
+        slower, slower_transfer = slowdowns(found)
         large = context.timed.filter(pl.col("bytes") >= LARGE_BYTES, pl.col("ready_ns").is_not_null()).unique(
             "collective_id"
         )
@@ -256,22 +260,24 @@ class _Facts:
             has_shapes=trace.shapes is not None,
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
             excess=_excess(context),
+            link_activity=_link_activity(found),
         )
 
 
-def slowdowns(context: Context) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
+def slowdowns(found: Result | None) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
     """By how much are kernels slower beside communication, and transfers beside computation?
+
+    Args:
+        found: the answer of ``contention.contention``; None without launch shapes.
 
     Returns:
         Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost, and
-        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0,
-        and empty without launch shapes.
+        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0.
     """
     slower: dict[tuple[int, int], float] = {}
     transfers: dict[int, float] = {}
-    if context.trace.shapes is None:
+    if found is None:
         return slower, transfers
-    found = contention_analysis.contention(context)
     known = found["contention_step"].filter(
         pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
     )
@@ -286,6 +292,25 @@ def slowdowns(context: Context) -> tuple[dict[tuple[int, int], float], dict[int,
     for rank, mean in reverse.group_by("rank").agg(lost).iter_rows():
         transfers[rank] = mean
     return slower, transfers
+
+
+def _link_activity(found: Result | None) -> tuple[str, ...]:
+    """Sampled activity of the links while communication ran beside computation and alone, the busiest first."""
+    if found is None or found["contention_metric"].is_empty():
+        return ()
+    table = (
+        found["contention_metric"]
+        .filter(pl.col("metric").str.contains(_LINK_METRICS))
+        .pivot(on="situation", index="metric", values="mean_value", aggregate_function="max")
+    )
+    if not {"both", "communication_alone"} <= set(table.columns):
+        return ()
+    busy = table.filter(pl.col("both").is_not_null()).sort("both", "metric", descending=[True, False]).head(3)
+    return tuple(
+        f"{visible(metric)} {both:.1f} beside computation"
+        + ("" if alone is None else f", {alone:.1f} without")
+        for metric, both, alone in busy.select("metric", "both", "communication_alone").iter_rows()
+    )
 
 
 def _excess(context: Context) -> pl.DataFrame:
@@ -850,6 +875,8 @@ def _claim(
             verdict = "low" if (facts.busbw_ratio or 0) < SLOW_LINK else "as the link allows"
             share = facts.busbw_gbps / facts.reference_gbps
             text += f", {share:.0%} of the link's {facts.reference_gbps:.0f}: {verdict}"
+    if cause.code == "link_contention" and facts.link_activity:
+        text += f"; sampled: {'; '.join(facts.link_activity)}"
     if cause.code == "bucket_scheduling":
         held = facts.buckets.filter(pl.col("held_by").is_not_null()).height
         if held:

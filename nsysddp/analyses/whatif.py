@@ -29,6 +29,7 @@ import polars as pl
 
 from nsysddp.analyses import buckets as bucket_analysis
 from nsysddp.analyses import replay
+from nsysddp.analyses.contention import contention
 from nsysddp.analyses.critical_path import critical_path
 from nsysddp.analyses.diagnosis import slowdowns
 from nsysddp.analyses.graph import Graph, build
@@ -261,7 +262,7 @@ class _Model:
                 float(np.std(used) / used.mean()),
                 _LEAST_VARIATION if used.size >= _FEW_STEPS else _FEW_STEPS_VARIATION,
             ),
-            slower=slowdowns(context)[0],
+            slower=slowdowns(None if context.trace.shapes is None else contention(context))[0],
         )
 
     @property
