@@ -98,7 +98,9 @@ def joined(options: argparse.ArgumentParser, argv: Sequence[str] | None = None) 
     """Parse the command line, join the process group that torchrun set up, leave it at the end."""
     args = options.parse_args(argv)
     if args.warmup < 3:
-        options.error("--warmup must be at least 3: DDP rebuilds its buckets in the second step")
+        options.error(
+            "--warmup must be at least 3: DDP rebuilds its buckets in the second step, a static graph in the third"
+        )
     if args.steps < 1 or args.capture_steps < 1:
         options.error("--steps and --capture-steps must be at least 1")
     if "RANK" not in os.environ:

@@ -328,8 +328,8 @@ def _refuse_before_rebuild(model: Any, number: int) -> None:
         if rebuilds and not module._has_rebuilt_buckets:
             raise CaptureError(
                 f"DDP has not rebuilt its buckets before step {number}, so this step is not a steady one",
-                do="start the capture window later (DDP rebuilds in the first forward after a synchronised "
-                "backward: from the third step on, counted without accumulation)",
+                do="start the capture window later (DDP rebuilds in its second forward, with static_graph in its "
+                "third, counted without accumulation: from the third, or fourth, step on)",
             )
 
 
