@@ -114,8 +114,8 @@ def _ready_of_peers(trace: Trace, matched: pl.DataFrame) -> pl.DataFrame:
 
 def splits(trace: Trace, frame: pl.DataFrame) -> dict[int, Split]:
     """The communication of each rank in transfer, wait and unsplit time; asserts that they tile it."""
-    made = {}
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> Split:
         mine = frame.filter(pl.col("rank") == rank)
         known = mine.filter(pl.col("ready_ns").is_not_null())
         start, middle, end = (known[name].to_numpy() for name in ("start_ns", "transfer_start_ns", "end_ns"))
@@ -124,8 +124,9 @@ def splits(trace: Trace, frame: pl.DataFrame) -> dict[int, Split]:
         everything = trace.union(rank, ["communication"])
         unsplit = everything - (transfer | wait) if known.height < mine.height else Intervals.empty()
         assert transfer.length_ns + wait.length_ns + unsplit.length_ns == everything.length_ns
-        made[rank] = Split(transfer, wait, unsplit)
-    return made
+        return Split(transfer, wait, unsplit)
+
+    return dict(zip(trace.rank_numbers, trace.each_rank(of_rank), strict=True))
 
 
 _FACTORS: dict[str, Callable[[int], float]] = {

@@ -108,12 +108,13 @@ def overlap_table(
     place = {
         rank: (pid, device) for rank, pid, device in trace.ranks.select("rank", "pid", "device").iter_rows()
     }
-    rows: list[dict[str, Any]] = []
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
         windows = [window for window in chosen.windows if window.rank == rank]
         if not windows:
-            continue
+            return rows
         sets = _sets(trace, rank, splits[rank])
         measured = _measure(sets, windows)
         counts = _counts(trace, attribution, rank, windows, chosen.per)
@@ -143,7 +144,9 @@ def overlap_table(
                 collectives=int(counts[1][number]),
             )
             rows.append(row)
-    return schema.OVERLAP.frame(rows)
+        return rows
+
+    return schema.OVERLAP.frame([row for rows in trace.each_rank(of_rank) for row in rows])
 
 
 def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]:
@@ -319,14 +322,14 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
     if chosen.per != "step":
         return schema.PHASE.empty()
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
-    made = [schema.PHASE.empty()]
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> pl.DataFrame:
         steps = {window.step for window in chosen.windows if window.rank == rank}
         mine = attribution.phases.with_row_index("row").filter(
             (pl.col("process") == trace.process_of_rank[rank]) & pl.col("step_index").is_in(list(steps))
         )
         if not mine.height:
-            continue
+            return schema.PHASE.empty()
         first, last = trace.rows_of(rank)
         of_phase = attribution.phase_range[first:last]
         inside = (
@@ -350,20 +353,19 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
         table = mine.join(spans, on="row", how="left")
         for name, found in lengths.items():
             table = table.join(found.rename({"length": name}), on="row", how="left")
-        made.append(
-            schema.PHASE.check(
-                table.with_columns(
-                    pl.lit(rank).alias("rank"),
-                    pl.Series(
-                        "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
-                    ),
-                    pl.col("start_ns").alias("host_start_ns"),
-                    pl.col("end_ns").alias("host_end_ns"),
-                    *(pl.col(name).fill_null(0) for name in ("kernels", *lengths)),
-                ).sort("step_index", "start_ns", "row")
-            )
+        return schema.PHASE.check(
+            table.with_columns(
+                pl.lit(rank).alias("rank"),
+                pl.Series(
+                    "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
+                ),
+                pl.col("start_ns").alias("host_start_ns"),
+                pl.col("end_ns").alias("host_end_ns"),
+                *(pl.col(name).fill_null(0) for name in ("kernels", *lengths)),
+            ).sort("step_index", "start_ns", "row")
         )
-    return pl.concat(made)
+
+    return pl.concat([schema.PHASE.empty(), *trace.each_rank(of_rank)])
 
 
 def _per_group(events: pl.DataFrame, minus: Intervals | None) -> pl.DataFrame:
@@ -383,9 +385,9 @@ def _per_group(events: pl.DataFrame, minus: Intervals | None) -> pl.DataFrame:
 
 def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
     """Which kernels ran, as what they count, and how much of them ran beside the other side?"""
-    made = [schema.KERNEL_CLASS.empty()]
     kernel_names = trace.is_kernel
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> pl.DataFrame:
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
         chosen = keep[first:last] & kernel_names[events["name"].to_numpy()]
@@ -412,25 +414,24 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
         )
         texts = trace.names["text"].gather(table["name"].to_numpy())
         rules = trace.names["rule"].gather(table["name"].to_numpy())
-        made.append(
-            schema.KERNEL_CLASS.check(
-                table.with_columns(
-                    pl.lit(rank).alias("rank"),
-                    texts.alias("name"),
-                    rules.alias("rule"),
-                    pl.col("class").cast(pl.String),
-                ).sort(["total_ns", "name"], descending=[True, False])
-            )
+        return schema.KERNEL_CLASS.check(
+            table.with_columns(
+                pl.lit(rank).alias("rank"),
+                texts.alias("name"),
+                rules.alias("rule"),
+                pl.col("class").cast(pl.String),
+            ).sort(["total_ns", "name"], descending=[True, False])
         )
-    return pl.concat(made)
+
+    return pl.concat(trace.each_rank(of_rank))
 
 
 def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]) -> pl.DataFrame:
     """Which copies and memsets ran, of what size, and how much of them beside nothing else?"""
-    made = [schema.MEMORY.empty()]
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
     kernel_names = trace.is_kernel
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> pl.DataFrame:
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
         chosen = (
@@ -439,7 +440,7 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
             & (events["class"] != "graph").to_numpy()
         )
         if not chosen.any():
-            continue
+            return schema.MEMORY.empty()
         part = events.filter(pl.Series(chosen)).with_columns(
             pl.Series("step_index", attribution.step[first:last][chosen])
         )
@@ -454,20 +455,19 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
             .join(totals, on="row", how="left")
             .join(alone, on="row", how="left")
         )
-        made.append(
-            schema.MEMORY.check(
-                table.with_columns(
-                    pl.lit(rank).alias("rank"),
-                    pl.Series(
-                        "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
-                    ),
-                    trace.names["text"].gather(table["name"].to_numpy()).alias("operation"),
-                    pl.col("total_ns").fill_null(0),
-                    pl.col("exposed_ns").fill_null(0),
-                ).sort("step_index", "operation")
-            )
+        return schema.MEMORY.check(
+            table.with_columns(
+                pl.lit(rank).alias("rank"),
+                pl.Series(
+                    "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
+                ),
+                trace.names["text"].gather(table["name"].to_numpy()).alias("operation"),
+                pl.col("total_ns").fill_null(0),
+                pl.col("exposed_ns").fill_null(0),
+            ).sort("step_index", "operation")
         )
-    return pl.concat(made)
+
+    return pl.concat(trace.each_rank(of_rank))
 
 
 def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:

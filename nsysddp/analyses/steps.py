@@ -190,8 +190,9 @@ def attribute(trace: Trace) -> Attribution:
     launched = np.zeros(size, dtype=bool)
     if trace.launches is not None:
         launched = trace.launches["launch_ns"].is_not_null().to_numpy()
-    by_time = 0
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> int:
+        """Fill the rank's slices; returns how many events were placed by time."""
         first, last = trace.rows_of(rank)
         process = trace.process_of_rank[rank]
         of_process = ranges.filter(pl.col("process") == process)
@@ -202,11 +203,13 @@ def attribute(trace: Trace) -> Attribution:
             step[known] = _find(of_process, "step_index", thread, at, outermost=True)
             mine = phases.with_row_index("row").filter(pl.col("process") == process)
             phase[known] = _find(mine, "row", thread, at, outermost=False)
-        if of_process.height:
-            rest = np.flatnonzero(~launched[first:last]) + first
-            if rest.size:
-                by_time += int(rest.size)
-                step[rest] = _by_time(trace, rank, step, rest)
+        rest = np.flatnonzero(~launched[first:last]) + first
+        if not of_process.height or not rest.size:
+            return 0
+        step[rest] = _by_time(trace, rank, step, rest)
+        return int(rest.size)
+
+    by_time = sum(trace.each_rank(of_rank))
     steps = (
         ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
         if ranges.height
