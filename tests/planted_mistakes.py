@@ -218,9 +218,9 @@ MISTAKES = (
     ),
     Mistake(
         "devices merged over processes",
-        "ingest/load.py",
-        'lane = key.encode(columns["process"].astype(np.int64) << 32 | device_bits)',
-        "lane = key.encode(device_bits)",
+        "ingest/gpu.py",
+        "process.astype(np.int64) << 32 | (device.astype(np.int64) & 0xFFFFFFFF)",
+        "device.astype(np.int64) & 0xFFFFFFFF",
         (CASES, "-k", "test_11 or test_19"),
     ),
     Mistake(
@@ -231,10 +231,10 @@ MISTAKES = (
         (CASES, "-k", "test_22"),
     ),
     Mistake(
-        "times of reports not put on one axis",
+        "ends of reports not put on one axis",
         "ingest/load.py",
-        "values = values + part.shift",
-        "values = values + 0",
+        'ordered["end_ns"][here] += part.shift',
+        'ordered["end_ns"][here] += 0',
         (INGEST, "-k", "clocks_are_aligned or nothing_to_compare or began"),
     ),
     Mistake(
