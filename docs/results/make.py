@@ -55,7 +55,9 @@ TIMED |= {name: name for name in ("gpt_ddp", "hook_bf16", "hook_powersgd")}
 """Runs that had the GPUs to themselves: folder of the raw records to name of the run."""
 
 UNTIMED = {f"matrix/{FAILING}": FAILING, "hook_fp16": "hook_fp16", "memory_gpt": "memory_gpt"}
-UNTIMED |= {f"memory_branches/{name}": f"memory_{name}" for name in ("coarse4_cap4", "coarse4_cap64")}
+UNTIMED |= {
+    f"memory_branches/{name}": f"memory_{name}" for name in ("coarse4_cap4", "coarse4_cap64", "delay_cap4")
+}
 """Runs whose times mean nothing: three ran beside each other, and one ends in its second forward."""
 
 REFERENCE_STEP_MS = {
@@ -356,6 +358,7 @@ def _hooks() -> str:
                 workload,
                 len(step[0]) or "-",
                 *(_ms(statistics.median(times)) if times else "-" for times in step),
+                _throughput(told) if step[0] else "-",
                 f"{error:.1e}" if error else "0",
                 "kept" if told["ok"] else "BROKEN",
             ]
@@ -366,15 +369,22 @@ def _hooks() -> str:
         "iterations",
         "step median, rank 0",
         "rank 1",
+        "throughput of a rank",
         "largest relative error",
         "contract",
     ]
     return _markdown(heads, rows)
 
 
+def _throughput(run: dict[str, Any]) -> str:
+    """From the median step, of the slower rank."""
+    slower = min(run["throughput"], key=lambda one: one["per_rank"])
+    return f"{slower['per_rank']:,.0f} {slower['unit']}"
+
+
 def _memory() -> str:
     rows = []
-    for run in ("memory_coarse4_cap4", "memory_coarse4_cap64", "memory_gpt"):
+    for run in ("memory_coarse4_cap4", "memory_coarse4_cap64", "memory_delay_cap4", "memory_gpt"):
         for rank, memory in enumerate(runs()[run]["memory"]):
             mb = [
                 f"{memory[f'{view}_{what}_bytes'] / 1e6:.1f}"
