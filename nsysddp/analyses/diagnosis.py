@@ -886,7 +886,7 @@ def _claim(
             1
         )
         for span, kernel, part in longer.select("longer_ns", "name", "kernel_longer_ns").iter_rows():
-            text += f"; its {phase} computes for {ms(span):.3f} ms longer than the others'"
+            text += f"; its {phase} lasts {ms(span):.3f} ms longer than the others'"
             if kernel is not None and part > LATENCY_NS:
                 text += f", {_short(kernel)} alone {ms(part):.3f} ms longer"
     elif parts.height:
