@@ -276,8 +276,7 @@ def test_the_path_of_no_overlap_alternates_between_compute_and_transfer() -> Non
 
 def test_fixtures_are_small() -> None:
     sizes = [one.stat().st_size for one in CAPTURES.glob("*.sqlite.gz")]
-    assert len(sizes) == 13
-    assert sum(sizes) < 2_500_000
+    assert 0 < sum(sizes) < 2_500_000
 
 
 @pytest.mark.parametrize("file", sorted(CAPTURES.glob("*.sqlite.gz")), ids=lambda file: file.name)
