@@ -50,96 +50,122 @@ def api_name(name: str) -> str:
     return _API_VERSION.sub("", name)
 
 
-@dataclass
 class LaunchTable:
-    """Launch calls by process and correlation id, as gather arrays.
+    """Launch calls by process and correlation id, without a join.
 
-    Correlation ids are small dense integers inside a process, so an array per process replaces a hash join; where
-    they are not, a sorted array does. If several calls carry one id (a runtime call around a driver call), the
-    outermost, that is the earliest, counts.
+    Correlation ids are small and fairly dense integers inside a process: an array over them says which slot an id
+    has, and the slots, one for each id that an event carries, hold the calls. Where ids are not dense, a sorted array
+    does the same. If several calls carry one id (a runtime call around a driver call), the outermost, that is the
+    earliest, counts.
+
+    Args:
+        process: process code of each event.
+        correlation: id of its launch; -1 if none.
+        processes: number of processes whose calls are entered.
     """
 
-    low: dict[int, int]
-    start: dict[int, NDArray[np.int64]]
-    end: dict[int, NDArray[np.int64]]
-    thread: dict[int, NDArray[np.int32]]
-    keys: dict[int, NDArray[np.int64]]
-
     UNKNOWN = np.iinfo(np.int64).max
+    _DENSE = 16
+    """Ids per event up to which an array over all ids is the better table."""
 
-    @classmethod
-    def for_events(cls, process: NDArray[Any], correlation: NDArray[Any]) -> LaunchTable:
-        """Empty arrays large enough for the launches of these events (correlation -1: none)."""
-        table = cls({}, {}, {}, {}, {})
-        for code in range(int(process.max()) + 1 if process.size else 0):
-            ids = correlation[(process == code) & (correlation >= 0)]
-            if not ids.size:
-                continue
-            low, high = int(ids.min()), int(ids.max())
-            size = high - low + 1
-            if size > 8 * ids.size + 1_000_000:
-                table.keys[code] = np.unique(ids)
-                size = table.keys[code].size
-            table.low[code] = low
-            table.start[code] = np.full(size, cls.UNKNOWN, dtype=np.int64)
-            table.end[code] = np.zeros(size, dtype=np.int64)
-            table.thread[code] = np.zeros(size, dtype=np.int32)
-        return table
+    def __init__(self, process: NDArray[Any], correlation: NDArray[Any], processes: int) -> None:
+        codes = processes
+        self._low = np.zeros(codes, dtype=np.int64)
+        self._size = np.zeros(codes, dtype=np.int64)
+        real = self._real(correlation)
+        for code in range(codes):
+            ids = correlation[real & (process == code)]
+            if ids.size:
+                self._low[code] = ids.min()
+                self._size[code] = int(ids.max()) - int(self._low[code]) + 1
+        self._first = np.cumsum(self._size) - self._size
+        reach = sum(self._size.tolist())
+        self._keys: NDArray[np.int64] | None = None
+        if reach > self._DENSE * correlation.size + 1_000_000:
+            self._keys = np.unique(self._position(process, correlation)[real])
+            slots = self._keys.size
+        else:
+            self._slot = np.full(reach, -1, dtype=np.int32)
+            self._slot[self._position(process, correlation)[real]] = 0
+            used = np.flatnonzero(self._slot == 0)
+            self._slot[used] = np.arange(used.size, dtype=np.int32)
+            slots = used.size
+        self.start = np.full(slots, self.UNKNOWN, dtype=np.int64)
+        self.end = np.zeros(slots, dtype=np.int64)
+        self.thread = np.zeros(slots, dtype=np.int32)
 
-    def _place(self, code: int, correlation: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Array positions of the ids, and which of them have one."""
-        if code in self.keys:
-            keys = self.keys[code]
-            at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
-            return at, keys[at] == correlation
-        at = correlation - self.low[code]
-        return at, (at >= 0) & (at < self.start[code].size) & (correlation >= 0)
+    @staticmethod
+    def _real(correlation: NDArray[Any]) -> NDArray[np.bool_]:
+        """CUPTI's ids have 32 bits; anything far beyond is damage."""
+        real: NDArray[np.bool_] = (correlation >= 0) & (correlation < 1 << 48)
+        return real
+
+    def _position(self, process: NDArray[Any], correlation: NDArray[Any]) -> NDArray[np.int64]:
+        position: NDArray[np.int64] = correlation + (self._first - self._low)[process]
+        return position
+
+    def _slots(self, process: NDArray[Any], correlation: NDArray[Any]) -> NDArray[Any]:
+        """Slot of each (process, id); -1 where no event carries the id. Processes are known codes."""
+        if not self.start.size:
+            return np.full(process.size, -1, dtype=np.int32)
+        inside = (correlation >= self._low[process]) & (
+            correlation - self._low[process] < self._size[process]
+        )
+        position = np.where(inside, self._position(process, correlation), 0)
+        if self._keys is None:
+            return np.where(inside, self._slot[position], -1)
+        at = np.minimum(np.searchsorted(self._keys, position), self._keys.size - 1)
+        return np.where(inside & (self._keys[at] == position), at, -1)
 
     def fill(
         self,
-        code: int,
+        process: NDArray[Any],
         correlation: NDArray[Any],
         start: NDArray[Any],
         end: NDArray[Any],
         thread: NDArray[Any],
     ) -> None:
-        """Enter calls of one process; the earliest call of an id stays."""
-        if code not in self.low:
-            return
-        at, known = self._place(code, correlation)
-        at, start, end, thread = at[known], start[known], end[known], thread[known]
-        # Latest first, so that among equal ids the earliest is written last; ties by end and thread.
-        if at.size and np.unique(at).size != at.size:
-            order = np.lexsort((thread, -end, start))[::-1]
-            at, start, end, thread = at[order], start[order], end[order], thread[order]
-        better = start < self.start[code][at]
-        at, start, end, thread = at[better], start[better], end[better], thread[better]
-        self.start[code][at] = start
-        self.end[code][at] = end
-        self.thread[code][at] = thread
+        """Enter calls of known processes; the earliest call of an id stays, the longest of two that start together."""
+        slot = self._slots(process, correlation)
+        useful = np.flatnonzero(slot >= 0)
+        slot, start, end, thread = slot[useful], start[useful], end[useful], thread[useful]
+        earlier = start < self.start[slot]
+        self._enter(slot[earlier], start[earlier], end[earlier], thread[earlier])
+        # Two calls of one id, in this batch or in an earlier one: enter those again, the winner last.
+        again = np.flatnonzero(
+            (start < self.start[slot])
+            | ((start == self.start[slot]) & ((end != self.end[slot]) | (thread != self.thread[slot])))
+        )
+        if again.size:
+            again = again[np.lexsort((thread[again], -end[again], start[again]))[::-1]]
+            slot, start, end, thread = slot[again], start[again], end[again], thread[again]
+            better = (start < self.start[slot]) | (
+                (start == self.start[slot])
+                & ((end > self.end[slot]) | ((end == self.end[slot]) & (thread < self.thread[slot])))
+            )
+            self._enter(slot[better], start[better], end[better], thread[better])
+
+    def _enter(
+        self, slot: NDArray[Any], start: NDArray[Any], end: NDArray[Any], thread: NDArray[Any]
+    ) -> None:
+        self.start[slot], self.end[slot], self.thread[slot] = start, end, thread
 
     def look_up(
         self, process: NDArray[Any], correlation: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Start, end, thread of the launch of each event, and whether it has one."""
-        size = process.size
-        start, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        thread, known = np.zeros(size, np.int32), np.zeros(size, bool)
-        for code in self.low:
-            rows = np.flatnonzero(process == code) if len(self.low) > 1 else np.arange(size)
-            if len(self.low) == 1:
-                rows = rows[process == code]
-            at, inside = self._place(code, correlation[rows])
-            at, rows = at[inside], rows[inside]
-            found = self.start[code][at] != self.UNKNOWN
-            at, rows = at[found], rows[found]
-            start[rows], end[rows], thread[rows] = (
-                self.start[code][at],
-                self.end[code][at],
-                self.thread[code][at],
-            )
-            known[rows] = True
-        return start, end, thread, known
+        if not self.start.size:
+            nothing = np.zeros(process.size, dtype=np.int64)
+            return nothing, nothing, nothing.astype(np.int32), nothing.astype(bool)
+        slot = self._slots(process, correlation)
+        safe = np.maximum(slot, 0)
+        known = (slot >= 0) & (self.start[safe] != self.UNKNOWN)
+        return (
+            np.where(known, self.start[safe], 0),
+            np.where(known, self.end[safe], 0),
+            np.where(known, self.thread[safe], 0).astype(np.int32),
+            known,
+        )
 
 
 def process_of(thread: NDArray[Any]) -> NDArray[Any]:
@@ -182,11 +208,13 @@ def read_launches(
         code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
         real = plausible(start, end)
         short = (thread & THREAD_MASK).astype(np.int32)
-        for number in table.low:
-            mine = (code == number) & real
-            with lock:
-                table.fill(number, correlation[mine], start[mine], end[mine], short[mine])
+        mine = real & (code >= 0)
+        if not mine.all():
+            code, correlation, start, end, short = (
+                values[mine] for values in (code, correlation, start, end, short)
+            )
         with lock:
+            table.fill(code, correlation, start, end, short)
             dropped[0] += int(np.count_nonzero(~real))
 
     if only is None:

@@ -236,7 +236,7 @@ def _read(
             sought = _lut(_may_communicate(events, rules), len(events.names))[events.columns["name"]]
             lane, correlation = lane[sought], correlation[sought]
             only = correlation
-        table = host.LaunchTable.for_events(events.process_of_lane()[lane], correlation)
+        table = host.LaunchTable(events.process_of_lane()[lane], correlation, len(processes.values))
         dropped = host.read_launches(
             report, processes, table, told(f"{report.name}: launch calls"), only=only
         )
