@@ -68,7 +68,9 @@ def test_gloo_ranks_under_real_nsys(tmp_path: Path, per_rank: bool) -> None:
     assert [path.stem for path in exports] == (["report_rank0", "report_rank1"] if per_rank else ["report"])
     ranges = {process: names for path in exports for process, names in step_ranges(path).items()}
     assert len(ranges) == 2
-    assert all({"step 3", "step 4"} <= names for names in ranges.values()), "the window's steps, on both ranks"
+    assert all({"step 3", "step 4"} <= names for names in ranges.values()), (
+        "the window's steps, on both ranks"
+    )
 
     text = (folder / "run.json").read_text()
     content = json.loads(text)
