@@ -114,8 +114,8 @@ def _overlap(result: Result) -> Iterator[Finding]:
         low = min(row["hidden_communication_ns"] for row in known)
         yield Finding(
             "overlap_unsplit",
-            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}{span}, but how much of that is "
-            "waiting cannot be told: the counterpart of its collectives was not captured or not matched.",
+            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}{span}, but how much of that "
+            "is waiting cannot be told: the counterpart of its collectives was not captured or not matched.",
             value=low,
             unit="ns",
             rows=rows,
@@ -174,7 +174,8 @@ def _between(totals: Sequence[Mapping[str, Any]]) -> str:
     low, high, least, most = min(hidden), max(hidden), min(shares), max(shares)
     if len(totals) == 1:
         return f"{ms(low):.2f} ms of transfer ({least:.0f} % of its transfer) are hidden"
-    return f"{ms(low):.2f} to {ms(high):.2f} ms of transfer ({least:.0f} to {most:.0f} % of a rank's transfer) are hidden"
+    share = f"{least:.0f} to {most:.0f} % of a rank's transfer"
+    return f"{ms(low):.2f} to {ms(high):.2f} ms of transfer ({share}) are hidden"
 
 
 def _single_bucket(result: Result) -> bool:

@@ -2,8 +2,8 @@
 
 Twelve parameters of 4 MiB, each behind a delay of 10,000,000 cycles in backward: with ``bucket_cap_mb=4`` DDP reduces
 twelve buckets, with 64 one. And three steps of a GPT (219 million parameters, ``bucket_cap_mb=25``) over a slow link
-(``NCCL_P2P_DISABLE=1``), with message sizes; ``GPT_PARAMETERS`` are the sizes of its gradients in bytes, in the order in
-which they get ready.
+(``NCCL_P2P_DISABLE=1``), with message sizes; ``GPT_PARAMETERS`` are the sizes of its gradients in bytes, in the order
+in which they get ready.
 """
 
 from __future__ import annotations
