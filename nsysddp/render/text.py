@@ -216,3 +216,40 @@ def print_side_by_side(results: dict[str, Result], out: Console | None = None) -
 
 _HEADLINE = 70
 """Findings from this severity on belong beside the verdict."""
+
+
+def print_question(result: Result, table: str, out: Console | None = None) -> None:
+    """Print the findings of one question and one of its tables, times in ms; lines are as long as they must be."""
+    screen = out or console()
+    for finding in result.findings[:_MOST_FINDINGS]:
+        screen.print(_bullet(finding.message))
+    if result.findings:
+        screen.print()
+    frame = result[table]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title=table, title_justify="left")
+    columns = [name for name in frame.columns if frame[name].null_count() < frame.height]
+    for name in columns:
+        numeric = frame.schema[name].is_numeric()
+        title = f"{name.removesuffix('_ns')}\nms" if name.endswith("_ns") else name
+        shown.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    for row in frame.head(_MOST_ROWS).select(columns).iter_rows():
+        shown.add_row(*(_cell(name, value) for name, value in zip(columns, row, strict=True)))
+    screen.width = max(
+        screen.width, shown.__rich_measure__(screen, screen.options.update(width=10_000)).maximum
+    )
+    screen.print(shown)
+    if frame.height > _MOST_ROWS:
+        screen.print(Text(f"{_MOST_ROWS} of {frame.height:,} rows; --format csv has all", style="dim"))
+    for warning in result.warnings:
+        screen.print(_bullet(f"{warning.message} ({warning.count:,})", style="dim"))
+
+
+_MOST_ROWS = 60
+
+
+def _cell(name: str, value: Any) -> Text:
+    if value is None:
+        return Text("")
+    if name.endswith("_ns"):
+        return Text(f"{ms(value):,.3f}")
+    return Text(f"{value:.3f}" if isinstance(value, float) else str(value))

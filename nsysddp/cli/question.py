@@ -1,0 +1,65 @@
+"""Commands of one question each: findings and tables of an analysis that `analyze` leaves out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from nsysddp.cli.options import Request, selection_options
+
+if TYPE_CHECKING:
+    from nsysddp.analyses import Context
+    from nsysddp.result import Result
+
+
+def question_command(
+    name: str, question: str, more: str, tables: tuple[str, ...], run: Callable[[Context], Result]
+) -> click.Command:
+    """A command that loads everything, answers one question, and prints its tables.
+
+    Args:
+        name: of the command.
+        question: first line of its help.
+        more: the rest of its help.
+        tables: its tables, the one that text shows first.
+        run: the analysis; imported when called.
+    """
+
+    @click.command(name, short_help=question, help=f"{question}\n\n{more}")
+    @selection_options
+    @click.option(
+        "--format",
+        "form",
+        type=click.Choice(["text", "json", "csv", "markdown"]),
+        default="text",
+        show_default=True,
+        help="What goes to stdout.",
+    )
+    @click.option(
+        "--table",
+        type=click.Choice(tables),
+        default=tables[0],
+        show_default=True,
+        help="Table; json has all.",
+    )
+    def command(request: Request, form: str, table: str) -> None:
+        from nsysddp.analyses import context_of
+        from nsysddp.render import document
+        from nsysddp.render import tables as rendered
+        from nsysddp.render.text import print_question
+
+        trace = request.load(launches=True, host_calls=True, shapes=True, metrics=True)
+        result = run(context_of(trace, request.selection()))
+        if form == "json":
+            document.write(result, sys.stdout)
+        elif form == "csv":
+            click.echo(rendered.csv(result[table]), nl=False)
+        elif form == "markdown":
+            click.echo(rendered.markdown(result[table]))
+        else:
+            print_question(result, table)
+
+    return command
