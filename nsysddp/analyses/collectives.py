@@ -170,7 +170,10 @@ def collective_table(
             part["start_ns"].to_numpy()[rows], part["end_ns"].to_numpy()[rows]
         )
     events = part["event"].to_numpy()
-    rates = [bandwidth(*row) for row in part.select("kind", "bytes", "shortest_ns", "group_size").iter_rows()]
+    # All ranks of a collective share one rate.
+    asked = part.select("kind", "bytes", "shortest_ns", "group_size").rows()
+    known = {row: bandwidth(*row) for row in set(asked)}
+    rates = [known[row] for row in asked]
     names = trace.names["text"].gather(part["name"].to_numpy())
     return schema.COLLECTIVE.check(
         part.with_columns(
