@@ -1176,7 +1176,8 @@ def test_45_an_nsys_that_does_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ran.line
 
 
-def test_45_the_real_nsys_refuses_in_one_line(tmp_path: Path) -> None:
+def test_45_the_real_nsys_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/opt/nsys/target-linux-x64")
     require("nsys", shutil.which("nsys") is not None)
     report = tmp_path / "report.nsys-rep"
     report.write_bytes(bytes(5000))

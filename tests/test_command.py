@@ -413,7 +413,8 @@ def test_a_read_only_folder(path: Path) -> None:
 
 def test_an_unreadable_file(path: Path) -> None:
     path.chmod(0)
-    require("a user other than root", not os.access(path, os.R_OK))
+    if os.access(path, os.R_OK):
+        pytest.skip("root reads everything")
     ran = run("analyze", path)
     assert ran.code == 3
     assert "Permission denied" in ran.line
