@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from nsysddp.capture.command import Settings
     from nsysddp.capture.failures import Failure
-    from nsysddp.capture.run import Plan
+    from nsysddp.capture.run import Captured, Plan
 
 PROGRAM = "nsysddp.program"
 
@@ -138,6 +139,16 @@ def make_captures(plans: Sequence[Plan], options: dict[str, Any], done: Callable
         raise
 
 
+def _keep(captured: Captured, url: str | None) -> int:
+    """Number of the saved run."""
+    from nsysddp.render.document import as_dict
+    from nsysddp.store.database import save
+
+    assert captured.result is not None
+    run = json.loads((captured.plan.folder / "run.json").read_text(encoding="utf-8"))
+    return save(as_dict(captured.result), url=url, label=captured.plan.name, run=run)
+
+
 @click.command("capture", cls=WithProgram)
 @click.argument("configs", nargs=-1, metavar="[CONFIG]...")
 @click.option("--list", "list_presets", is_flag=True, help="List the presets and what each shows.")
@@ -151,6 +162,8 @@ def make_captures(plans: Sequence[Plan], options: dict[str, Any], done: Callable
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder in which each capture gets a folder CONFIG-REPEAT.",
 )
+@click.option("--save", is_flag=True, help="Keep each analysis in the results database (see `nsysddp runs`).")
+@click.option("--db", metavar="URL", help="Results database for --save.")
 @run_options
 @click.pass_context
 def command(
@@ -160,6 +173,8 @@ def command(
     list_presets: bool,
     repeat: int,
     out: Path,
+    save: bool,
+    db: str | None,
     **options: Any,
 ) -> None:
     """Capture presets (CONFIG) or any program (-- PROGRAM) and analyse what was recorded.
@@ -174,7 +189,7 @@ def command(
     """  # noqa: D301  (click's \b keeps the lines)
     from nsysddp.capture.failures import Failure
     from nsysddp.capture.presets import PRESETS, find_preset
-    from nsysddp.capture.run import Captured, choose_nsys, plan_presets, plan_program
+    from nsysddp.capture.run import choose_nsys, plan_presets, plan_program
 
     if list_presets:
         for preset in PRESETS.values():
@@ -203,6 +218,10 @@ def command(
     def done(captured: Captured) -> None:
         click.echo(f"{captured.plan.name} {captured.plan.repeat}: {captured.plan.folder}")
         click.echo(captured.verdict.rstrip())
+        if save and captured.result is not None:
+            click.echo(f"saved as run {_keep(captured, db)}", err=True)
+        elif save:
+            click.echo("not saved: there are no GPU figures to keep", err=True)
         if captured.failed_checks:
             raise Failure(
                 "checks_failed", "; ".join(captured.failed_checks), do="see summary.json of the run"

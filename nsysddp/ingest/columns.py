@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ TIME_LIMIT_NS = 1 << 61
 
 SMALLEST_ROW_BYTES = 8
 """No row of a GPU event takes less in a file."""
+
+_WORTH_SHARING = 100_000
+"""Rows from which on not copying is worth importing Arrow's machinery for it."""
 
 NONE = -1
 """Stands for a null id (correlation, context, process) in numpy columns."""
@@ -195,17 +198,20 @@ def frame(batch: pa.RecordBatch) -> pl.DataFrame:
 
 
 def shared(values: Column, *, null: int | None = None) -> pl.Series:
-    """A polars series over the array's own memory; ``null`` stands for null."""
+    """A polars series over the array's own memory where that is large; ``null`` stands for null."""
+    mask = None if null is None else values == null
+    if values.size < _WORTH_SHARING:
+        series = pl.Series(values)
+        return series if mask is None else series.set(pl.Series(mask), None)
     import pyarrow as pa
 
-    mask = None if null is None else values == null
     made = pl.from_arrow(pa.array(values, mask=mask if mask is not None and mask.any() else None))
     assert isinstance(made, pl.Series)
     return made
 
 
-def stable_order(start: Column, ties: Sequence[Column]) -> Column:
-    """Order by start, ties by the further columns, as row positions; nearly sorted input costs one pass.
+def stable_order(start: Column, ties: Callable[[Column], Sequence[Column]]) -> Column:
+    """Order by start, ties by further columns, as row positions; nearly sorted input costs one pass.
 
     Exports come nearly sorted, so the merge sort behind ``stable`` is linear; the few runs of equal starts are
     then put into a canonical order, which makes every answer independent of the order of rows in the file.
@@ -219,6 +225,6 @@ def stable_order(start: Column, ties: Sequence[Column]) -> Column:
         member[same + 1] = True
         places = np.flatnonzero(member)
         rows = order[places]
-        keys = [tie[rows] for tie in reversed(ties)]
+        keys = list(reversed(ties(rows)))
         order[places] = rows[np.lexsort([*keys, start[rows]])]
     return order

@@ -556,21 +556,34 @@ class _Run:
             lane, rows, last = ranked[number], rows_of[number], int(ends[number])
             part = self.parts[lane.report]
             raw = part.events.columns
-            sizes = np.full(rows.size, NONE, dtype=np.int64)
-            sized = rows >= part.events.kernels
-            sizes[sized] = part.events.bytes[rows[sized] - part.events.kernels]
-            name = name_of[lane.report][raw["name"][rows]]
-            ties = [raw["end_ns"][rows], raw["stream"][rows], name, raw["correlation"][rows], sizes]
-            order = stable_order(raw["start_ns"][rows], ties)
-            rows = rows[order]
+            codes = name_of[lane.report]
+
+            def sizes(some: NDArray[Any]) -> NDArray[Any]:
+                found = np.full(some.size, NONE, dtype=np.int64)
+                sized = some >= part.events.kernels
+                found[sized] = part.events.bytes[some[sized] - part.events.kernels]
+                return found
+
+            def ties(places: NDArray[Any]) -> list[NDArray[Any]]:
+                some = rows[places]
+                names = codes[raw["name"][some]]
+                return [
+                    raw["end_ns"][some],
+                    raw["stream"][some],
+                    names,
+                    raw["correlation"][some],
+                    sizes(some),
+                ]
+
+            rows = rows[stable_order(raw["start_ns"][rows], ties)]
             here = slice(last - rows.size, last)
             for column in ("start_ns", "end_ns", "context", "stream", "correlation", "graph_node"):
                 np.take(raw[column], rows, out=ordered[column][here])
             if part.shift:
                 ordered["start_ns"][here] += part.shift
                 ordered["end_ns"][here] += part.shift
-            ordered["name"][here] = name[order]
-            ordered["bytes"][here] = sizes[order]
+            np.take(codes, raw["name"][rows], out=ordered["name"][here])
+            ordered["bytes"][here] = sizes(rows)
             ordered["process"][here] = lane.process
             rank[here] = lane.rank or 0
             if keep_rows:
