@@ -129,6 +129,10 @@ def commands(export: Path, tool: str, peers: Path | None) -> list[Command]:
         Command(RAW, [sys.executable, str(BENCH / "raw_read.py"), str(export)]),
         Command("nsysddp analyze --per capture", [*analyze, "capture"], check_per="capture"),
         Command("nsysddp analyze --per step", [*analyze, "step"], check_per="step"),
+        *(
+            Command(f"nsysddp {name}", [tool, name, str(export), "--format", "json"], largest=1_000_000)
+            for name in ("critical-path", "diagnose")
+        ),
     ]
     if peers is None:
         return found
