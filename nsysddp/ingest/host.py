@@ -233,7 +233,6 @@ class HostRanges:
     operations: pl.DataFrame
     skipped_payloads: int
     dropped: int
-    other_styles: int
 
 
 def read_nvtx(
@@ -428,7 +427,7 @@ def _split(report: Report, gathered: Gathered, interest: _Interest, capture_end:
             )
         ),
     )
-    return HostRanges(ranges, operations, skipped, dropped, 0)
+    return HostRanges(ranges, operations, skipped, dropped)
 
 
 def read_calls(
@@ -473,9 +472,6 @@ def read_calls(
             "correlation": gathered.column("correlation", np.int64),
         }
     )
-
-
-_IDS = ("context", "stream", "correlation", "event_id", "sync_id")
 
 
 def read_records(report: Report, processes: Codes) -> pl.DataFrame:

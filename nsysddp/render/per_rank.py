@@ -90,9 +90,9 @@ def figures(result: Result, digits: int = 3) -> tuple[list[str], list[Figures]]:
     ]
     rows = []
     for (rank,), part in frame.group_by("rank", maintain_order=True):
-        cells = [milliseconds(_median(part, name), digits) for name, _ in shown]
-        cells += [_ratio(part), *(_count(_median(part, name)) for name in ("kernels", "collectives"))]
-        rows.append(Figures(int(str(rank)), _median(part, "window_ns") or 0.0, tuple(cells)))
+        cells = [milliseconds(median(part, name), digits) for name, _ in shown]
+        cells += [_ratio(part), *(_count(median(part, name)) for name in ("kernels", "collectives"))]
+        rows.append(Figures(int(str(rank)), median(part, "window_ns") or 0.0, tuple(cells)))
     return [*(label for _, label in shown), "overlap of comm.", "kernels", "collectives"], rows
 
 
@@ -147,7 +147,8 @@ def milliseconds(ns: float | None, digits: int = 3) -> str:
     return f"{ms(ns):,.{digits}f}"
 
 
-def _median(part: pl.DataFrame, name: str) -> float | None:
+def median(part: pl.DataFrame, name: str) -> float | None:
+    """Median over the rank's windows; unknown if it is unknown in any of them."""
     if part[name].null_count():
         return None
     value = part[name].median()

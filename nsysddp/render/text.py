@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nsysddp.render.per_rank import median, milliseconds, steady
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
@@ -77,12 +78,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def steady(frame: pl.DataFrame) -> pl.DataFrame:
-    """Overlap rows without warm-up; all where nothing else is left."""
-    kept = frame.filter(~pl.col("is_warmup"))
-    return kept if kept.height else frame
-
-
 _COLUMNS: tuple[tuple[str, str, str, bool], ...] = (
     ("window_ns", "step", "", False),
     ("compute_ns", "compute", "", False),
@@ -124,10 +119,10 @@ def _rank_table(result: Result, *, wide: bool) -> Table:
         table.add_column("kernels", justify="right")
         table.add_column("collec-\ntives", justify="right")
     for (rank,), part in frame.group_by("rank", maintain_order=True):
-        cells = [str(rank)] + [_ms(_median(part, name), 3 if wide else 2) for name, _, _, _ in shown]
+        cells = [str(rank)] + [milliseconds(median(part, name), 3 if wide else 2) for name, _, _, _ in shown]
         cells.append(_ratio(part))
         if wide:
-            cells += [_number(_median(part, "kernels")), _number(_median(part, "collectives"))]
+            cells += [_number(median(part, "kernels")), _number(median(part, "collectives"))]
         table.add_row(*cells)
     return table
 
@@ -139,27 +134,11 @@ def _worth_showing(frame: pl.DataFrame, name: str) -> bool:
     return True
 
 
-def _median(part: pl.DataFrame, name: str) -> float | None:
-    """Median over the rank's windows; unknown if it is unknown in any of them."""
-    if part[name].null_count():
-        return None
-    value = part[name].median()
-    return float(value) if isinstance(value, (int, float)) else None
-
-
 def _ratio(part: pl.DataFrame) -> str:
     hidden, total = part["hidden_communication_ns"], part["communication_ns"]
     if hidden.null_count() or not total.sum():
         return "n/a"
     return f"{100 * float(hidden.sum()) / float(total.sum()):.1f}%"
-
-
-def _ms(value: float | None, digits: int) -> str:
-    if value is None:
-        return "?"
-    if 0 < ms(value) < 0.5 * 10**-digits:
-        return f"<{10**-digits:.{digits}f}"
-    return f"{ms(value):,.{digits}f}"
 
 
 def _number(value: float | None) -> str:
