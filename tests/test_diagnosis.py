@@ -117,13 +117,81 @@ def test_host_time_after_a_synchronisation_is_its_consequence() -> None:
     assert found["synchronisation"] == pytest.approx(0.6)
     assert "host_bound" not in found
 
-    scene = Scene()  # a long pause of the host is a cause of its own, whatever came before it
+    scene = Scene()  # a long pause of the host is a cause of its own, a stall, whatever came before it
     scene.launch(0, 7, (1, 4), "a", ("main", 0.1, 0.2))
     scene.synchronise(0, (0.3, 4.1), "cudaDeviceSynchronize")
     scene.launch(0, 7, (7.2, 8), "b", ("main", 7, 7.1))
     found = costs(of(scene.trace()))
-    assert found["host_bound"] == pytest.approx(2.9)
+    assert found["host_stall"] == pytest.approx(2.9)
     assert found["synchronisation"] == pytest.approx(0.3)  # the rest of the call, the launch and its latency
+
+
+def pausing(pauses_ms: tuple[float, float]) -> Scene:
+    """Two steps; in each, a rank's host stops for so long in its ``data`` range, then launches b and an all-reduce.
+
+    The path ends with o, which the last rank to launch it launches: it meets no transfer.
+    """
+    scene = Scene()
+    for number in (0, 1):
+        handles = []
+        for rank, pause in enumerate(pauses_ms):
+            at = begin = number * (max(pauses_ms) + 1.5)
+            scene.range(rank, f"step {number}", at, at + max(pauses_ms) + 1.45)
+            scene.range(rank, "data", at + 0.2, at + 0.21 + pause)
+            scene.call(rank, at + 0.1, at + 0.19, "cudaEventCreateWithFlags")
+            at += pause
+            scene.range(rank, "backward", at + 0.3, at + 0.6)
+            scene.launch(rank, 7, (at + 0.5, at + 0.8), "b", ("main", at + 0.4, at + 0.45))
+            scene.record(rank, 7, at + 0.46, number)
+            scene.wait(rank, 17, at + 0.47, number)
+            handles.append(
+                scene.launch(
+                    rank,
+                    17,
+                    (at + 0.82, begin + max(pauses_ms) + 1.0),
+                    "nccl",
+                    ("main", at + 0.5, at + 0.55),
+                    kind="communication",
+                )
+            )
+            scene.range(rank, "optimizer", at + 1.05, at + 1.25)
+            scene.launch(rank, 7, (at + 1.3, at + 1.4), "o", ("main", at + 1.1, at + 1.2))
+        scene.collective(*handles)
+    return scene
+
+
+def test_a_pause_of_every_rank_is_a_stall_and_names_what_the_host_was_in() -> None:
+    result = of(pausing((8.0, 8.0)).trace())
+    first = result["diagnosis"].row(0, named=True)
+    assert first["cause"] == "host_stall"
+    assert "straggler" not in costs(result)
+    part = result["diagnosis_evidence"].filter(cause="host_stall").row(0, named=True)
+    assert (part["kind"], part["name"], part["host_phase"]) == ("host_gap", "cudaLaunchKernel", "data")
+    assert part["phase"] == "backward"  # of what was launched next
+    assert "spent in data" in first["claim"]
+
+
+def test_the_pause_of_one_rank_is_its_lateness_and_counts_once() -> None:
+    """The path never leaves the late rank, so no transfer tells of the lateness; the collective's skew does."""
+    result = of(pausing((0.5, 8.0)).trace())
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["rank"]) == ("straggler", 1)
+    assert first["cost_ns"] == 7.52 * MS  # rank 0 has its data at 1.30, rank 1 starts at 8.82
+    part = result["diagnosis_evidence"].filter(cause="straggler").row(0, named=True)
+    assert (part["kind"], part["host_phase"]) == ("host_gap", "data")
+    assert (
+        costs(result)["host_stall"] < 0.5
+    )  # what is left of the pause: half a millisecond, as on the other rank
+
+
+def test_a_barrier_between_steps_does_not_put_communication_on_the_compute_stream() -> None:
+    scene = pausing((0.5, 0.5))
+    handles = [
+        scene.launch(rank, 7, (50, 80), "barrier", ("main", 49, 49.1), kind="communication")
+        for rank in (0, 1)
+    ]
+    scene.collective(*handles)
+    assert "compute_stream" not in costs(of(scene.trace()))
 
 
 def test_a_bucket_ready_early_and_launched_late() -> None:

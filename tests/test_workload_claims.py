@@ -15,8 +15,10 @@ import polars as pl
 import pytest
 from conftest import FIXTURES
 
-from nsysddp.analyses import analyze
+from nsysddp.analyses import analyze, context_of
 from nsysddp.analyses.critical_path import critical_path
+from nsysddp.analyses.diagnosis import diagnose
+from nsysddp.analyses.idle import idle
 from nsysddp.ingest.load import load
 from nsysddp.result import Result
 from nsysddp.trace import Trace
@@ -236,6 +238,63 @@ def test_what_the_early_rank_hides_is_waiting_and_not_transfer() -> None:
         for rank in RANKS
     ]
     assert max(sent) < 1.25 * min(sent)
+
+
+# --- host_gap -------------------------------------------------------------------------------------------
+
+SLEEP_NS, SLOW, FAST = 10_000_000, 1, 0
+
+
+def test_a_host_that_sleeps_is_one_host_gap_a_step() -> None:
+    pieces = path("host_gap")["critical_path"].with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    assert steps("host_gap") == ["step 10", "step 11", "step 12"]
+    for name in steps("host_gap"):
+        of_step = pieces.filter(step=name)
+        assert of_step["path_rank"].unique().to_list() == [SLOW]  # no other rank ends at the same time
+        (gap,) = of_step.filter(pl.col("kind") == "host_gap", pl.col("ns") >= SLEEP_NS).iter_rows(named=True)
+        assert gap["rank"] == SLOW
+        assert gap["phase"] == "forward"  # of what was launched next
+        assert gap["ns"] < 1.05 * SLEEP_NS
+        assert of_step.filter(pl.col("kind") == "host_gap")["ns"].sort(descending=True)[1] < SLEEP_NS / 5
+        (item,) = of_step.filter(pl.col("kind") == "sync").iter_rows(named=True)
+        assert (item["rank"], item["name"]) == (SLOW, "cudaStreamSynchronize")
+        assert item["end_ns"] <= gap["start_ns"]
+        assert of_step.filter(pl.col("kind") == "transfer")["rank"].unique().to_list() in ([], [SLOW])
+
+
+def test_the_other_rank_waits_for_the_host_and_calls_it_overlap() -> None:
+    overlap = result("host_gap")["overlap"]
+    waits = {
+        rank: overlap.filter(pl.col("rank") == rank).select(
+            pl.col("hidden_wait_ns") + pl.col("exposed_wait_ns")
+        )["hidden_wait_ns"]
+        for rank in RANKS
+    }
+    assert waits[FAST].min() > SLEEP_NS  # type: ignore[operator]
+    assert waits[SLOW].max() == 0
+    assert each_step("host_gap", "hidden_transfer_ns", FAST) == [0, 0, 0]
+    assert min(each_step("host_gap", "hidden_wait_ns", FAST)) > 0
+
+
+def test_the_gpu_of_the_slow_rank_is_idle_because_its_host_launches_late() -> None:
+    """A step's window runs to the first event of the next, so the pauses before steps 11 and 12 lie in 10 and 11."""
+    pieces = idle(context_of(trace("host_gap")))["idle"]
+    long = pieces.filter(pl.col("rank") == SLOW, pl.col("end_ns") - pl.col("start_ns") > SLEEP_NS)
+    assert long.select("step", "cause", "activity").sort("step").rows() == [
+        ("step 10", "launch_late", "host_gap"),
+        ("step 11", "launch_late", "host_gap"),
+    ]
+
+
+def test_the_diagnosis_finds_the_pause_on_the_slow_rank_in_its_data_phase() -> None:
+    found = diagnose(context_of(trace("host_gap")))
+    parts = found["diagnosis_evidence"].filter(pl.col("host_phase") == "data")
+    assert parts["rank"].unique().to_list() == [SLOW]
+    assert parts["cost_ns"].sum() == pytest.approx(SLEEP_NS, rel=0.05)
+    (late,) = found["diagnosis"].filter(cause="straggler").iter_rows(named=True)
+    assert (late["rank"], late["confidence"]) == (SLOW, "high")
+    assert SLEEP_NS < late["cost_ns"] < 1.5 * SLEEP_NS
+    assert "spent in data" in late["claim"]
 
 
 # --- no_overlap -----------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ OTHERS = {
     "fp16": ("gpt_ddp", "--comm-hook", "fp16"),
     "fsdp": ("gpt_fsdp",),
     "straggler": ("straggler", "--late-rank", "0", "--host-delay-ms", "60"),
+    "host_gap": ("host_gap", "--slow-rank", "0", "--sleep-ms", "20"),
     "no_overlap": ("no_overlap",),
 }
 """Folder to workload and its options."""
@@ -188,6 +189,14 @@ def test_straggler_names_the_late_rank(others: Path) -> None:
     assert found["late_rank"] == 0
 
 
+def test_a_host_gap_makes_every_step_as_long(others: Path) -> None:
+    found = summary(others / "host_gap")
+    assert found["ok"]
+    for rank in found["ranks"]:
+        (step,) = [f for f in rank["figures"] if (f["name"], f["clock"]) == ("step", "host")]
+        assert step["min_ns"] >= 20e6
+
+
 def test_no_overlap_computes_what_one_rank_computes(others: Path) -> None:
     assert summary(others / "no_overlap")["ok"]
 
@@ -210,7 +219,7 @@ def test_an_earlier_run_is_not_overwritten(
     assert common.folder_for(job, tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["ddp_branches", "gpt_ddp", "gpt_fsdp", "straggler", "no_overlap"])
+@pytest.mark.parametrize("name", ["ddp_branches", "gpt_ddp", "gpt_fsdp", "straggler", "host_gap", "no_overlap"])
 def test_each_states_its_launch_line_and_the_right_answer(name: str) -> None:
     text = (WORKLOADS / f"{name}.py").read_text()
     top = text.split('"""')[1]

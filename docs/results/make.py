@@ -330,7 +330,7 @@ def _reference() -> str:
 
 def _others() -> str:
     rows = []
-    for name in ("gpt_ddp", "gpt_fsdp", "straggler", "no_overlap"):
+    for name in ("gpt_ddp", "gpt_fsdp", "straggler", "host_gap", "no_overlap"):
         frame = overlap(name)
         for rank in (0, 1):
             collectives = frame.filter(rank=rank)["collectives"].unique().to_list()
@@ -391,8 +391,9 @@ def _memory() -> str:
                 for view in ("with_view", "without_view")
                 for what in ("peak", "after_backward")
             ]
-            rows.append([run.removeprefix("memory_"), rank, *mb])
-    heads = ["run", "rank", "with views: peak", "after backward", "without, as read: peak", "after backward"]
+            saved = memory["without_view_after_backward_bytes"] - memory["with_view_after_backward_bytes"]
+            rows.append([run.removeprefix("memory_"), rank, *mb, f"{saved / 1e6:.1f}"])
+    heads = ["run", "rank", "with views: peak", "after backward", "without: peak", "after backward", "saved there"]
     return _markdown(heads, rows)
 
 

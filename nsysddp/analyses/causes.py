@@ -102,6 +102,13 @@ CAUSES: tuple[Cause, ...] = (
         "TORCH_LOGS=graph_breaks names none, and the gaps stay with compilation off",
     ),
     Cause(
+        "host_stall",
+        "the host stops for long between two calls, or in one",
+        "look at what the host does there (data loading, logging, checkpoints, garbage collection, a slow call), and "
+        "take it off the training loop",
+        "the pause is still there when that work is left out",
+    ),
+    Cause(
         "host_bound",
         "the host launches too slowly",
         "give the GPU more work a launch: torch.compile, CUDA graphs, a fused optimizer, or a larger batch",

@@ -11,12 +11,13 @@ add up to more than the step, nor a cause to more than the critical path allows 
 The minimum over tied paths: where several ranks end together, what only one of them suffers from saves nothing.
 An instant of the path is given to the first of these that holds it:
 
-1. *straggler*: the path runs on the rank that arrived last, within its lateness before that arrival, and does not
-   transfer (lateness: behind the median of the other ranks, the largest so far in the step);
+1. *straggler*: the path runs on the rank that arrived last, within what it was late, and does not transfer (lateness:
+   behind the median of the other ranks, the largest so far in the step; it is sought first in the long pauses of the
+   rank's host, then just before the arrival);
 2. *transfer*: on the compute stream, beside another communicator, slowed down by computation (by the measured ratio),
    latency of small messages (by the fitted link), a backward's only bucket, its last bucket, or communication itself;
 3. *host*: waiting for the GPU and what follows from it, between pieces of compiled backward, between a bucket's being
-   ready and its launch, or launching at all;
+   ready and its launch, one long call or pause, or launching at all;
 4. *compute* beside communication, by the measured ratio; start-up gaps, queueing and copies.
 
 "At most", since without the cause something else becomes critical: ``whatif`` asks what is left then.
@@ -116,6 +117,11 @@ DIAGNOSIS_EVIDENCE = Table(
         Column("rank", INT, "rank on which they happened"),
         Column("phase", TEXT, "phase in which they were launched"),
         Column("name", TEXT, "kernel, copy or API name"),
+        Column(
+            "host_phase",
+            TEXT,
+            "host pieces above 1 ms: phase range in which the host spent most of it; null if in none",
+        ),
         Column("cost_ns", INT, "path time per steady step, mean over all paths of the step"),
         Column("pieces", INT, "pieces of the critical path"),
     ),
@@ -164,7 +170,7 @@ def diagnose(context: Context, *, graph: Graph | None = None, paths: Result | No
             attribution=context.attribution,
         )
     facts = _Facts.of(context, graph)
-    pieces = _pieces(paths)
+    pieces = _pieces(context, paths)
     parts = _classified(context, graph, facts, _cut(context, graph, pieces))
     per_step = _per_step(parts, paths)
     _assert_bounds(per_step)
@@ -367,14 +373,16 @@ def _excess(context: Context) -> pl.DataFrame:
 def _compute_streams(context: Context) -> set[tuple[int, int, int]]:
     """Queues that do most of their rank's computing and much of its communication (a barrier there is no diagnosis).
 
-    A rank with whole CUDA graphs has none to show.
+    Within steps, where there are any: outside, ranks wait for each other. A rank with whole CUDA graphs has none.
     """
-    trace = context.trace
+    trace, step = context.trace, context.attribution.step
+    within = step >= 0 if (step >= 0).any() else np.ones(step.size, dtype=bool)
     duration = pl.col("end_ns") - pl.col("start_ns")
     computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
     communicating = duration.filter(pl.col("class") == "communication").sum()
     per = (
         trace.events.lazy()
+        .filter(pl.Series(within))
         .group_by("rank", "context", "stream", "in_graph")
         .agg(computing=computing, communicating=communicating)
         .with_columns(
@@ -407,36 +415,59 @@ def _compiled(context: Context) -> list[int]:
 # --- pieces of the path, cut where a cause begins or ends -----------------------------------------------------------
 
 
-def _pieces(paths: Result) -> pl.DataFrame:
-    """The pieces of the steady steps' paths in order, with the number of their path and the row of each."""
+def _pieces(context: Context, paths: Result) -> pl.DataFrame:
+    """The pieces of the steady steps' paths in order.
+
+    With the number of their path (``path``), whether they are one long piece of host time (``is_long``), and in which
+    phase the host spent that (``host_phase``).
+    """
     key = ["step_index", "path_rank"]
     steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
     if steady.is_empty():
         steady = paths["critical_path_step"]
     numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
-    return (
+    pieces = (
         paths["critical_path"]
         .drop("step")
         .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
         .sort("path", "start_ns", maintain_order=True)
+        .with_columns(
+            is_long=pl.col("kind").is_in(["host", "host_gap"])
+            & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
+        )
     )
+    return pieces.with_columns(host_phase=_host_phases(context, pieces))
+
+
+def _host_phases(context: Context, pieces: pl.DataFrame) -> pl.Series:
+    """In which phase's range did the host spend most of each long piece?
+
+    A piece carries the phase of what was launched next; what held the host up lies before that.
+    """
+    phases = context.attribution.phases
+    found: list[str | None] = [None] * pieces.height
+    long = pieces.with_row_index("at").filter("is_long")
+    for at, rank, start, end in long.select("at", "rank", "start_ns", "end_ns").iter_rows():
+        mine = phases.filter(pl.col("process") == context.trace.process_of_rank[rank])
+        within = pl.min_horizontal("end_ns", pl.lit(end)) - pl.max_horizontal("start_ns", pl.lit(start))
+        spent = mine.select("phase", within=within).filter(pl.col("within") > (end - start) / 2)
+        found[at] = spent.sort("within", descending=True)["phase"].to_list()[0] if spent.height else None
+    return pl.Series("host_phase", found, dtype=pl.String)
 
 
 def _cut(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces, cut at the edges of lateness and of late launches.
 
-    ``late``: the rank whose lateness the part lies in, -1 if none. ``unlaunched``: the row of the collective that was
+    ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
     ready on the GPU then, and not launched, -1 if none.
     """
     path = pieces["path"].to_numpy()
     start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
-    collective = pieces.with_row_index("at").filter(pl.col("kind") == "transfer")
-    event = collective["event"].to_numpy()
-    on = collective["path"].to_numpy()
-    arriver = graph.last[event]
+    collective = pieces.filter(pl.col("kind") == "transfer")
+    arriver = graph.last[collective["event"].to_numpy()]
     spans = [
-        _lateness(context, graph, event, on),
-        _late_launches(graph, arriver, on),
+        _lateness(context, graph, pieces, arriver, collective["path"].to_numpy()),
+        _late_launches(graph, arriver, collective["path"].to_numpy()),
     ]
     # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
     low, high = int(start.min(initial=0)), int(end.max(initial=0))
@@ -452,11 +483,16 @@ def _cut(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
     inside = (owner >= 0) & (points < ends[np.maximum(owner, 0)])
     points, owner = points[inside], owner[inside]
     tops = np.minimum(np.append(points[1:], np.iinfo(np.int64).max), ends[owner])
-    marks = [_covered(points, place(span[0], span[1]), place(span[0], span[2]), span[3]) for span in spans]
+    late, unlaunched = ([place(of, first), place(of, last), what] for of, first, last, what in spans)
+    rank = pieces["rank"].fill_null(-1).to_numpy()[owner]
     return (
         pieces[owner]
         .with_columns(start_ns=points - path[owner] * width + low, end_ns=tops - path[owner] * width + low)
-        .with_columns(late=marks[0], unlaunched=marks[1], is_first=np.append(True, owner[1:] != owner[:-1]))
+        .with_columns(
+            late=_covered_by_own(points, rank, *late),
+            unlaunched=_covered(points, *unlaunched),
+            is_first=np.append(True, owner[1:] != owner[:-1]),
+        )
     )
 
 
@@ -464,12 +500,16 @@ _Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
 
 
-def _lateness(context: Context, graph: Graph, event: Ints, path: Ints) -> _Spans:
-    """From the arrival of the other ranks (their median) to the last arrival of every collective on a path, by rank.
+def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame, passed: Ints, path: Ints) -> _Spans:
+    """What made a rank late for the last arrival (``passed``) of every collective on a path.
 
-    The others' arrival is when they had launched the collective and its data was ready, not its start: a collective
-    that queues behind one which itself waited for the late rank would hide the lateness. For the same reason the
-    largest lateness of the rank so far in the step counts: a waiting collective slows the others' kernels.
+    A path that stays on the late rank to the end of the step meets no transfer: there the largest lateness of that rank
+    counts, once.
+
+    Lateness is behind the others' arrival (their median), which is when they had launched the collective and its data
+    was ready, not its start: a collective that queues behind one which itself waited for the late rank would hide the
+    lateness. For the same reason the largest lateness so far in the step counts: a waiting collective slows the others'
+    kernels.
     """
     trace = context.trace
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
@@ -495,15 +535,52 @@ def _lateness(context: Context, graph: Graph, event: Ints, path: Ints) -> _Spans
         .group_by("arriver", "last_rank", "step", "ready")
         .agg(skew=pl.col("ready").first() - pl.col("arrival").median().cast(pl.Int64))
         .sort("last_rank", "step", "ready", "arriver")
-        .with_columns(most=pl.col("skew").cum_max().over("last_rank", "step"))
-    )
-    found = (
-        pl.DataFrame({"arriver": graph.last[event], "path": path})
-        .join(others, on="arriver", how="inner", maintain_order="left")
+        .with_columns(lateness=pl.col("skew").cum_max().over("last_rank", "step"))
         .filter(pl.col("skew") > LATENCY_NS)
+        .cast({"last_rank": pl.Int64})
     )
-    last = found["ready"].to_numpy()
-    return found["path"].to_numpy(), last - found["most"].to_numpy(), last, found["last_rank"].to_numpy()
+    through = pl.DataFrame({"arriver": passed, "path": path}).join(others, on="arriver", how="inner")
+    key = ["path", "last_rank", "step"]
+    beside = (
+        others.join_where(
+            pieces.select("path", "start_ns", "end_ns", on_rank="rank"),
+            pl.col("ready") > pl.col("start_ns"),
+            pl.col("ready") <= pl.col("end_ns"),
+            pl.col("last_rank") == pl.col("on_rank"),
+        )
+        .join(through, on=key, how="anti")
+        .sort("skew", "arriver", descending=[True, False])
+        .unique(key, keep="first", maintain_order=True)
+    )
+    wanted = [*key, "ready", "lateness"]
+    late = pl.concat([through.select(wanted), beside.select(wanted)]).sort("path", "ready", "last_rank")
+    stalls = pieces.filter("is_long").with_columns(pl.col("launched_step").fill_null(-1))
+    pauses: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    columns = ("path", "rank", "launched_step", "start_ns", "end_ns")
+    for on, rank, step, first, last in stalls.select(columns).iter_rows():
+        pauses.setdefault((on, rank, step), []).append((first, last))
+    spans = [
+        (on, *span, rank)
+        for on, rank, step, ready, lateness in late.iter_rows()
+        for span in _made_in(pauses.get((on, rank, step), []), ready, lateness)
+    ]
+    table = np.array(spans, dtype=np.int64).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+
+
+def _made_in(pauses: list[tuple[int, int]], ready: int, lateness: int) -> Iterator[tuple[int, int]]:
+    """Where a rank was held up before ``ready``: in its host's long pauses, the latest first, then just before."""
+    before = [(first, last) for first, last in reversed(pauses) if last <= ready]
+    for first, last in before:
+        taken = min(lateness, last - first)
+        yield last - taken, last
+        lateness -= taken
+    since = ready - lateness
+    for first, last in before:
+        if last > since:
+            since -= last - first
+    if lateness:
+        yield since, ready
 
 
 def _late_launches(graph: Graph, event: Ints, path: Ints) -> _Spans:
@@ -526,6 +603,16 @@ def _covered(points: Ints, start: Ints, end: Ints, value: Ints) -> Ints:
     return found
 
 
+def _covered_by_own(points: Ints, rank: Ints, start: Ints, end: Ints, owner: Ints) -> NDArray[np.bool_]:
+    """For each point, which lies on a rank: does any span of that rank hold it?"""
+    held = np.zeros(points.size, dtype=bool)
+    for one in np.unique(owner):
+        mine = owner == one
+        covered = Intervals.union_of(start[mine], end[mine]).length_within(points, points + 1) > 0
+        held |= covered & (rank == one)
+    return held
+
+
 # --- to which cause each part is given --------------------------------------------------------------------------------
 
 
@@ -545,6 +632,7 @@ def _classified(context: Context, graph: Graph, facts: _Facts, cut: pl.DataFrame
     launched_late = (kind == "gap") & (cut["via"].cast(pl.String) == "launch").fill_null(False).to_numpy()
     host = np.isin(kind, _HOST) | launched_late
     cause[host] = "host_bound"
+    cause[host & cut["is_long"].to_numpy()] = "host_stall"
 
     early = (cut["unlaunched"] >= 0).to_numpy() & host
     cause[early] = "bucket_scheduling"
@@ -555,17 +643,15 @@ def _classified(context: Context, graph: Graph, facts: _Facts, cut: pl.DataFrame
         cause[np.flatnonzero(early)[small]] = "small_buckets"
     backward = (phase == "backward").fill_null(False).to_numpy()
     cause[host & backward & np.isin(rank, facts.compiled) & (duration > LATENCY_NS)] = "graph_breaks"
-    cause[_after_synchronisation(graph, cut, kind, host, duration)] = "synchronisation"
+    cause[_after_synchronisation(graph, cut, kind, host)] = "synchronisation"
 
     transfer = kind == "transfer"
     cause[transfer] = _transfer_causes(context, facts, event[transfer], rank[transfer])
-    late = cut["late"].to_numpy()
-    straggling = (late >= 0) & (late == rank) & ~np.isin(kind, COMMUNICATION_KINDS)
-    cause[straggling] = "straggler"
+    cause[cut["late"].to_numpy() & ~np.isin(kind, COMMUNICATION_KINDS)] = "straggler"
 
     shares = _shares(context, facts, cut, duration, kind, rank, event)
     base = cut.select(
-        "path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "is_first"
+        "path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase", "is_first"
     ).with_columns(pl.col("kind").cast(pl.String))
     rows = [base.with_columns(cause=pl.Series(cause, dtype=pl.String))]
     left = duration.astype(np.int64).copy()
@@ -587,7 +673,7 @@ def _classified(context: Context, graph: Graph, facts: _Facts, cut: pl.DataFrame
 
 
 def _after_synchronisation(
-    graph: Graph, cut: pl.DataFrame, kind: Any, host: NDArray[np.bool_], duration: Ints
+    graph: Graph, cut: pl.DataFrame, kind: Any, host: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Host time in a synchronising call, and after it until the path leaves the host.
 
@@ -598,7 +684,7 @@ def _after_synchronisation(
     synchronises: NDArray[np.bool_] = kind == "sync"
     if not synchronises.any():
         return synchronises
-    path = cut["path"].to_numpy()
+    path, duration = cut["path"].to_numpy(), (cut["end_ns"] - cut["start_ns"]).to_numpy()
     fresh = np.ones(size, dtype=bool)
     fresh[1:] = ~(host[1:] & host[:-1] & (path[1:] == path[:-1]))
     run_start = np.maximum.accumulate(np.where(fresh, np.arange(size), 0))
@@ -606,7 +692,7 @@ def _after_synchronisation(
     elapsed = np.cumsum(duration) - duration
     since = elapsed - elapsed[last_sync] - duration[last_sync]
     lost = _blocked(graph, cut, np.flatnonzero(synchronises))
-    follows = host & (last_sync >= run_start) & (since < lost[last_sync]) & (duration <= LONG_HOST_NS)
+    follows = host & (last_sync >= run_start) & (since < lost[last_sync]) & ~cut["is_long"].to_numpy()
     kept: NDArray[np.bool_] = synchronises | follows
     return kept
 
@@ -764,7 +850,7 @@ def _evidence(parts: pl.DataFrame) -> pl.DataFrame:
     """Path time by cause and place, per steady step: the mean over the paths of a step."""
     steps = max(1, parts["step_index"].n_unique())
     weight = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    by = ["cause", "kind", "rank", "phase", "name"]
+    by = ["cause", "kind", "rank", "phase", "name", "host_phase"]
     return (
         parts.filter(pl.col("cause").is_in(list(BY_CODE)))
         .join(weight, on="step_index", how="left", nulls_equal=True)
@@ -774,7 +860,7 @@ def _evidence(parts: pl.DataFrame) -> pl.DataFrame:
             pieces=pl.col("is_first").sum().cast(pl.Int64),
         )
         .filter(pl.col("cost_ns") > 0)
-        .sort("cause", "cost_ns", *by[1:], descending=[False, True, *[False] * 4], nulls_last=True)
+        .sort("cause", "cost_ns", *by[1:], descending=[False, True, *[False] * 5], nulls_last=True)
     )
 
 
@@ -844,7 +930,7 @@ def _confidence(
         return "low", "the late rank changes: jitter rather than one straggler"
     if found < 0.5 * steps:
         return "low", f"in {found} of {steps} steady steps only"
-    if code in ("host_bound", "bucket_scheduling", "synchronisation"):
+    if code in ("host_bound", "host_stall", "bucket_scheduling", "synchronisation"):
         return "medium", "the profiler itself lengthens host time"
     if code == "slow_communication" and facts.busbw_ratio is None:
         return "medium", "no message size or link reference to compare the bandwidth with"
@@ -887,13 +973,16 @@ def _claim(
         )
         for span, kernel, part in longer.select("longer_ns", "name", "kernel_longer_ns").iter_rows():
             text += f"; its {phase} lasts {ms(span):.3f} ms longer than the others'"
-            if kernel is not None and part > LATENCY_NS:
+            if kernel is not None and part > span / 2:
                 text += f", {_short(kernel)} alone {ms(part):.3f} ms longer"
-    elif parts.height:
-        kind, name, part = parts.row(0, named=True), parts["name"][0], parts["cost_ns"][0]
-        if name is not None:
-            said = "before " if kind["kind"] in ("gap", "host_gap", "queued") else ""
-            text += f"; largest part: {said}{_short(name)} ({ms(part):.3f} ms)"
+    if parts.height and (cause.code != "straggler" or parts["kind"][0] in _HOST):
+        largest = parts.row(0, named=True)
+        if largest["name"] is not None:
+            said = "before " if largest["kind"] in ("gap", "host_gap", "queued") else ""
+            spent = "" if largest["host_phase"] is None else f", spent in {visible(largest['host_phase'])}"
+            text += (
+                f"; largest part: {said}{_short(largest['name'])} ({ms(largest['cost_ns']):.3f} ms{spent})"
+            )
     return text[0].upper() + text[1:] + "."
 
 

@@ -42,6 +42,7 @@ _ALL = (
     Preset("gpt_ddp", "gpt_ddp.py", (), "a small GPT in bf16 under DDP"),
     Preset("gpt_fsdp", "gpt_fsdp.py", (), "the same GPT under fully_shard: all-gathers and reduce-scatters"),
     Preset("straggler", "straggler.py", (), "one rank late: the others' communication is waiting"),
+    Preset("host_gap", "host_gap.py", (), "a host that reads the loss and waits for data: one gap a step"),
     Preset("no_overlap", "no_overlap.py", (), "each collective waits for its producer: overlap 0"),
 )
 
