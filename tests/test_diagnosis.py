@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from click.testing import CliRunner
+from conftest import FIXTURES
 from hypothesis import HealthCheck, given, settings
 from scene import MS, Scene
 from test_critical_path_random import Op, programs, simulate, trace_of
@@ -402,6 +403,27 @@ def test_a_small_gpt_on_a_fast_link_is_host_bound(unpacked: Unpacked) -> None:
     result = real(unpacked, "blobs_ddp")
     assert result["diagnosis"]["cause"][0] == "host_bound"
     assert result["diagnosis"]["confidence"][0] == "medium"  # the profiler lengthens host time
+
+
+def captured(name: str) -> Result:
+    path = FIXTURES / "h200" / f"{name}.sqlite.gz"
+    return diagnose(context_of(load(path, host_calls=True, shapes=True, metrics=True)))
+
+
+def test_two_communicators_at_once_compete() -> None:
+    """two_groups: 64 MiB on each of two communicators, issued together; nothing else is sent in a step."""
+    result = captured("two_groups")
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["confidence"]) == ("process_groups", "high")
+    assert first["phase"] == "backward"
+
+
+def test_a_compiled_model_with_graph_breaks() -> None:
+    """graph_breaks: one in each of six blocks, so backward is compiled in pieces."""
+    result = captured("graph_breaks")
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["phase"]) == ("graph_breaks", "backward")
+    assert first["confidence"] == "low"  # host time between compiled kernels can have other reasons
 
 
 @pytest.mark.parametrize("name", ["graph_node", "graph_graph", "hook", "nodelay_cap16"])

@@ -219,7 +219,9 @@ def test_an_earlier_run_is_not_overwritten(
     assert common.folder_for(job, tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["ddp_branches", "gpt_ddp", "gpt_fsdp", "straggler", "host_gap", "no_overlap"])
+@pytest.mark.parametrize(
+    "name", ["ddp_branches", "gpt_ddp", "gpt_fsdp", "straggler", "host_gap", "no_overlap"]
+)
 def test_each_states_its_launch_line_and_the_right_answer(name: str) -> None:
     text = (WORKLOADS / f"{name}.py").read_text()
     top = text.split('"""')[1]

@@ -4,8 +4,8 @@
     python docs/results/make.py collect FOLDER   first condenses the raw records of runs in FOLDER
 
 ``steps.csv.gz`` holds every measured time of every iteration, ``runs.json`` what the runs found besides (layouts,
-checks, memory); the captures are in ``tests/fixtures/h200``. So every median, percentile and interval can be computed
-anew.
+checks, memory), ``sweep.json`` is what `nsysddp sweep` wrote; the captures are in ``tests/fixtures/h200``. So every
+median, percentile and interval can be computed anew.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 STEPS = HERE / "steps.csv.gz"
 RUNS = HERE / "runs.json"
+SWEEP = HERE / "sweep.json"
 CAPTURES = HERE.parents[1] / "tests" / "fixtures" / "h200"
 
 MATRIX = (
@@ -181,6 +182,7 @@ def tables() -> dict[str, str]:
         "others": _others(),
         "hooks": _hooks(),
         "memory": _memory(),
+        "sweep": _sweep(),
     }
 
 
@@ -393,8 +395,50 @@ def _memory() -> str:
             ]
             saved = memory["without_view_after_backward_bytes"] - memory["with_view_after_backward_bytes"]
             rows.append([run.removeprefix("memory_"), rank, *mb, f"{saved / 1e6:.1f}"])
-    heads = ["run", "rank", "with views: peak", "after backward", "without: peak", "after backward", "saved there"]
+    heads = [
+        "run",
+        "rank",
+        "with views: peak",
+        "after backward",
+        "without: peak",
+        "after backward",
+        "saved there",
+    ]
     return _markdown(heads, rows)
+
+
+def _sweep() -> str:
+    found = json.loads(SWEEP.read_text())
+    rows = []
+    for cap in found["caps"]:
+        interval = "-" if cap["is_best"] else f"{_ms(cap['low_ns'], 1)} .. {_ms(cap['high_ns'], 1)}"
+        ranks = [row for row in found["ranks"] if row["cap_mib"] == cap["cap_mib"]]
+        for rank in ranks:
+            rows.append(
+                [
+                    f"{cap['cap_mib']:g}",
+                    rank["rank"],
+                    _ms(cap["median_ns"]),
+                    _ms(cap["p95_ns"]),
+                    _ms(cap["difference_ns"]),
+                    interval,
+                    *(_ms(rank[name]) for name in SPLIT[1:]),
+                    _ms(rank["tail_communication_ns"]),
+                ]
+            )
+    heads = [
+        "cap, MiB",
+        "rank",
+        "step median",
+        "P95",
+        "- smallest",
+        "95 % interval",
+        *SPLIT_HEADS[1:],
+        "tail",
+    ]
+    return (
+        f"{_markdown(heads, rows)}\n\n{found['rounds']} interleaved runs of each cap: {found['conclusion']}."
+    )
 
 
 def filled(text: str) -> str:
