@@ -367,6 +367,9 @@ def _picture(figure: Figure, kind: str) -> bytes:
 
 
 def _page(evidence: Evidence) -> str:
+    from nsysddp.analyses.buckets import buckets
+    from nsysddp.analyses.diagnosis import diagnose
+    from nsysddp.analyses.graph import build as build_graph
     from nsysddp.render.compare import sentence
     from nsysddp.render.html import html_report
 
@@ -380,9 +383,16 @@ def _page(evidence: Evidence) -> str:
             evidence.comparison.assumptions,
             tuple(Warning("comparison", 1, text) for text in evidence.comparison.warnings),
         )
-    facts = dict(sorted((first.recorded.facts or {}).items()))
+    graph = build_graph(first.context.trace)
     return html_report(
-        first.result, context=first.context, critical_path=first.path, comparison=comparison, provenance=facts
+        first.result,
+        context=first.context,
+        critical_path=first.path,
+        buckets=buckets(first.context, graph=graph),
+        # The critical path and what costs time on it are of whole steps.
+        diagnosis=None if first.path is None else diagnose(first.context, graph=graph, paths=first.path),
+        comparison=comparison,
+        provenance=dict(sorted((first.recorded.facts or {}).items())),
     )
 
 

@@ -297,7 +297,7 @@ def load_one(
     Raises:
         UsageError, ReportError, CaptureError: as of reading and analysing.
     """
-    from nsysddp.analyses import analyze, context_of
+    from nsysddp.analyses import answer, context_of
     from nsysddp.analyses.compare import run_of
     from nsysddp.ingest.load import load
     from nsysddp.markers import DEFAULT_PHASE_PATTERNS
@@ -326,8 +326,8 @@ def load_one(
         )
         ranks = trace.ranks.with_columns(trace.ranks["report"].replace(names))
         trace = replace(trace, inputs=inputs, ranks=ranks)
-    result = analyze(trace, reading.selection)
     context = context_of(trace, reading.selection)
+    result = answer(context)
     path, more = _more(context, result)
     kept = recorded(source) if kept is None else kept
     return Loaded(
