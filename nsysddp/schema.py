@@ -84,7 +84,10 @@ class Table:
         missing = set(self.names) - set(frame.columns)
         if missing:
             raise AnalysisError(f"table {self.name} lacks {sorted(missing)}")
-        return frame.select(pl.col(name).cast(dtype) for name, dtype in self.dtypes.items())
+        columns = ((frame[name], dtype) for name, dtype in self.dtypes.items())
+        return pl.DataFrame(
+            [column if column.dtype == dtype else column.cast(dtype) for column, dtype in columns]
+        )
 
 
 def _table(name: str, row: str, columns: Iterable[tuple[str, pl.DataType, str]]) -> Table:

@@ -28,13 +28,13 @@ _WORTH_THREADS = 200_000
 """Events from which on several ranks are worked on at a time."""
 
 
-def in_parallel(tasks: Iterable[S], work: Callable[[S], T]) -> list[T]:
-    """The results of ``work`` for each task, in order, computed by a few threads.
+def in_parallel(tasks: Iterable[S], work: Callable[[S], T], *, events: int) -> list[T]:
+    """The results of ``work`` for each task, in order, computed by a few threads where there are many events.
 
     numpy and polars let go of the interpreter lock, so ranks, which do not depend on each other, keep every core busy.
     """
     todo = list(tasks)
-    workers = min(len(todo), os.cpu_count() or 1)
+    workers = min(len(todo), os.cpu_count() or 1) if events >= _WORTH_THREADS else 1
     if workers < 2:
         return [work(task) for task in todo]
     with ThreadPoolExecutor(workers) as pool:
@@ -133,9 +133,7 @@ class Trace:
 
     def each_rank(self, work: Callable[[int], T]) -> list[T]:
         """``work`` for every rank, in order; several ranks at a time on long traces."""
-        if self.events.height < _WORTH_THREADS:
-            return [work(rank) for rank in self.rank_numbers]
-        return in_parallel(self.rank_numbers, work)
+        return in_parallel(self.rank_numbers, work, events=self.events.height)
 
     @cached_property
     def _bounds(self) -> dict[int, tuple[int, int]]:

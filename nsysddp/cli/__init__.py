@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import sys
 from importlib import import_module
@@ -95,6 +97,8 @@ def exit_code(error: NsysddpError) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
+    # At exit Python looks for garbage in everything that was imported; the system takes it all back anyway.
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a question mark
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

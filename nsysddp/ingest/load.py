@@ -540,6 +540,7 @@ class _Run:
                 for lane in ranked
             ],
             lambda task: np.flatnonzero(task[0] == task[1]),
+            events=sum(part.events.columns["lane"].size for part in self.parts),
         )
         ends = np.cumsum([rows.size for rows in rows_of])
         dtypes = {
@@ -589,7 +590,7 @@ class _Run:
             if keep_rows:
                 self.rows[here] = rows
 
-        in_parallel(range(len(ranked)), place)
+        in_parallel(range(len(ranked)), place, events=int(ends[-1]))
         for part in self.parts:
             part.events.columns = {}
         return ordered, rank
@@ -630,7 +631,7 @@ class _Run:
                 frame = frame.with_columns(pl.when(pl.Series(found.known)).then(pl.all()))
             return schema.LAUNCHES.check(frame)
 
-        return pl.concat(in_parallel(list(offset_of_rank), of_rank))
+        return pl.concat(in_parallel(offset_of_rank, of_rank, events=rank.size))
 
     def _copies_of_nccl(
         self,
