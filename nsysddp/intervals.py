@@ -81,51 +81,60 @@ class Intervals:
         return f"Intervals({shown}{' ...' if len(self) > 8 else ''})"
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """First start and last end; (0, 0) of the empty set."""
+        return (int(self.start[0]), int(self.end[-1])) if len(self) else (0, 0)
+
+    @property
     def length_ns(self) -> int:
         """``|X|``: the total time covered."""
         return int((self.end - self.start).sum())
 
     def __or__(self, other: Intervals) -> Intervals:
         """Union."""
+        if not len(self) or not len(other):
+            return self if len(self) else other
         return Intervals.union_of(
             np.concatenate([self.start, other.start]), np.concatenate([self.end, other.end])
         )
 
     def __and__(self, other: Intervals) -> Intervals:
-        """Intersection, by one sweep over both boundary lists (linear).
-
-        Each member of ``self`` meets the contiguous run of members of ``other`` that end after its start and
-        start before its end; every such pair gives one piece.
-        """
-        if not len(self) or not len(other):
-            return Intervals.empty()
-        first = np.searchsorted(other.end, self.start, side="right")
-        last = np.searchsorted(other.start, self.end, side="left")
-        meets = np.maximum(last - first, 0)
-        total = int(meets.sum())
-        if not total:
-            return Intervals.empty()
-        mine = np.repeat(np.arange(len(self)), meets)
-        offset = np.arange(total) - np.repeat(np.cumsum(meets) - meets, meets)
-        theirs = np.repeat(first, meets) + offset
+        """Intersection: every pair of members that meet gives one piece."""
+        if len(self) > len(other):
+            return other & self
+        mine, theirs = self._meetings(other)
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]),
             np.minimum(self.end[mine], other.end[theirs]),
         )
 
+    def _meetings(self, other: Intervals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All pairs of a member of ``self`` and a member of ``other`` that meet, in order.
+
+        Each member of ``self`` meets the contiguous run of members of ``other`` that end after its start and
+        start before its end. What it costs depends on the members of ``self`` and the pairs, not on ``other``.
+        """
+        first = np.searchsorted(other.end, self.start, side="right")
+        last = np.searchsorted(other.start, self.end, side="left")
+        meets = np.maximum(last - first, 0)
+        mine = np.repeat(np.arange(len(self)), meets)
+        offset = np.arange(mine.size) - np.repeat(np.cumsum(meets) - meets, meets)
+        return mine, np.repeat(first, meets) + offset
+
     def __sub__(self, other: Intervals) -> Intervals:
         """The instants of ``self`` that ``other`` does not hold."""
         if not len(self) or not len(other):
             return self
-        return self & other.complement(int(self.start[0]), int(self.end[-1]))
+        return self & other.complement(*self.bounds)
 
     def complement(self, start: int, end: int) -> Intervals:
         """The gaps inside ``[start, end)``."""
-        return Intervals.union_of(
-            np.append(np.int64(start), np.clip(self.end, start, end)),
-            np.append(np.clip(self.start, start, end), np.int64(end)),
-            is_sorted=True,
-        )
+        first, last = np.searchsorted(self.end, start), np.searchsorted(self.start, end, side="right")
+        opens = np.concatenate([[np.int64(start)], self.end[first:last]])
+        closes = np.concatenate([self.start[first:last], [np.int64(end)]])
+        # Members do not touch, so only the outermost gaps can be empty.
+        a, b = int(opens[0] >= closes[0]), opens.size - int(opens[-1] >= closes[-1])
+        return Intervals(opens[a:b], closes[a:b])
 
     @cached_property
     def _cumulative(self) -> Times:
@@ -146,6 +155,42 @@ class Intervals:
         """``|X & [start, end)|`` for each pair of bounds, in ns; 0 where ``end <= start``."""
         inside: Times = np.maximum(self.covered_before(end) - self.covered_before(start), 0)
         return inside
+
+    def length_within_each(self, start: Times, end: Times) -> Times:
+        """As ``length_within`` for many bounds whose starts ascend, as those of events do.
+
+        Each bound meets first the first member that ends after its start, which one sweep finds for all of them; only
+        the few bounds that reach beyond that member have to be looked up.
+        """
+        if len(self) >= start.size:
+            return self.length_within(start, end)
+        bounds = np.diff(np.searchsorted(start, self.end), prepend=0, append=start.size)
+        never = end.max()
+        member_start = np.repeat(np.append(self.start, never), bounds)
+        member_end = np.repeat(np.append(self.end, never), bounds)
+        length: Times = np.minimum(end, member_end)
+        length -= np.maximum(start, member_start, out=member_start)
+        np.maximum(length, 0, out=length)
+        beyond = np.flatnonzero(end > member_end)
+        length[beyond] = self.length_within(start[beyond], end[beyond])
+        return length
+
+    def shared_before(self, other: Intervals, at: ArrayLike) -> Times:
+        """``|X & Y & (-inf, at)|`` for each instant, in ns, without making the intersection.
+
+        Args:
+            other: Y; the larger of the two sets, because each member of ``self`` is looked up in it.
+            at: instants in ns.
+        """
+        times = np.asarray(at, dtype=np.int64)
+        if not len(self):
+            return np.zeros(times.shape, dtype=np.int64)
+        before = np.concatenate([[np.int64(0)], np.cumsum(other.length_within(self.start, self.end))])
+        index = np.searchsorted(self.start, times, side="right")
+        last = np.maximum(index - 1, 0)
+        begun = other.length_within(self.start[last], np.minimum(times, self.end[last]))
+        shared: Times = np.where(index > 0, before[last] + begun, 0)
+        return shared
 
     def clip(self, start: int, end: int) -> Intervals:
         """The part inside ``[start, end)``."""

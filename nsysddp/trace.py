@@ -154,6 +154,12 @@ class Trace:
         first, last = self.rows_of(rank)
         return self.events.slice(first, last - first)
 
+    def is_class(self, rank: int, classes: Iterable[str]) -> np.ndarray:
+        """For each of the rank's events: is it of one of these classes?"""
+        wanted = np.isin(CLASSES, list(classes))
+        found: np.ndarray = wanted[self.events_of(rank)["class"].to_physical().to_numpy()]
+        return found
+
     def union(self, rank: int, classes: Iterable[str]) -> Intervals:
         """The union of the rank's events of the given classes, as disjoint ordered intervals.
 
@@ -162,7 +168,7 @@ class Trace:
         key = (rank, frozenset(classes))
         if key not in self._cache:
             events = self.events_of(rank)
-            wanted = np.isin(CLASSES, list(key[1]))[events["class"].to_physical().to_numpy()]
+            wanted = self.is_class(rank, key[1])
             start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
             if not wanted.all():
                 start, end = start[wanted], end[wanted]

@@ -58,6 +58,13 @@ MISTAKES = (
         SETS,
     ),
     Mistake(
+        "bounds that reach over two members measured in the first alone",
+        "intervals.py",
+        "beyond = np.flatnonzero(end > member_end)",
+        "beyond = np.flatnonzero(end < start)",
+        SETS,
+    ),
+    Mistake(
         "a union in groups that mixes them",
         "intervals.py",
         "(groups[1:] != groups[:-1]) | (first[1:] > reach[:-1])",
@@ -74,15 +81,15 @@ MISTAKES = (
     Mistake(
         "copies under communication counted as alone",
         "analyses/overlap.py",
-        "exposed_memory=memory - working,",
+        "exposed_memory=memory - compute - communication,",
         "exposed_memory=memory - compute,",
         RUNS,
     ),
     Mistake(
         "waiting taken for transfer under computation",
         "analyses/overlap.py",
-        "hidden_wait=split.wait & compute,",
-        "hidden_wait=split.transfer & compute,",
+        "hidden_wait = shared(split.wait, sets.compute)",
+        "hidden_wait = shared(split.transfer, sets.compute)",
         RUNS,
     ),
     Mistake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nsysddp.analyses import analyze
+from nsysddp.analyses.overlap import medians
 from nsysddp.analyses.steps import Selection
 from nsysddp.ingest.load import load
 from nsysddp.intervals import Intervals, grouped_union
@@ -69,6 +71,30 @@ def test_lengths_of_many_bounds_at_once(one: list) -> None:
     assert found.shape == starts.shape
     for low, high, size in zip(starts.flat, ends.flat, found.flat, strict=True):
         assert size == len(grid(one) & set(range(low, high)))
+
+
+@given(SPANS, SPANS)
+def test_lengths_of_many_bounds_by_ascending_start(one: list, bounds: list) -> None:
+    a = made(one)
+    for some in (sorted(bounds), sorted(bounds * 3)):
+        start, end = (np.array([bound[i] for bound in some], dtype=np.int64) for i in range(2))
+        assert a.length_within_each(start, end).tolist() == a.length_within(start, end).tolist()
+
+
+@given(SPANS, SPANS, st.integers(-25, 25))
+def test_length_shared_before_an_instant(one: list, two: list, at: int) -> None:
+    found = made(one).shared_before(made(two), [at, at + 3])
+    assert found.tolist() == [len([x for x in grid(one) & grid(two) if x < at + late]) for late in (0, 3)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=14), st.sampled_from([0, 62]))
+def test_medians_of_groups(rows: list, scale: int) -> None:
+    group = np.array([row[0] for row in rows], dtype=np.int32)
+    values = np.array([row[1] << scale if row[1] < 2 else row[1] for row in rows], dtype=np.int64)
+    found = medians(group, values, np.bincount(group, minlength=5)).tolist()
+    for number in range(5):
+        mine = values[group == number].tolist() or [0]
+        assert found[number] == (statistics.median_low(mine) + statistics.median_high(mine)) // 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9), st.integers(-9, 9)), max_size=14))

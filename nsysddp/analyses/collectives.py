@@ -183,8 +183,8 @@ def collective_table(
             (pl.col("end_ns") - pl.col("start_ns") - pl.Series(hidden)).alias("exposed_ns"),
             pl.Series("algbw_gbps", [rate[0] for rate in rates], dtype=pl.Float64),
             pl.Series("busbw_gbps", [rate[1] for rate in rates], dtype=pl.Float64),
-            attribution.step_names().gather(events).alias("step"),
-            attribution.phase_names().gather(events).alias("phase"),
+            attribution.step_names(events).alias("step"),
+            attribution.phase_names(events).alias("phase"),
             names.alias("kernel"),
             pl.when(pl.col("ready_ns").is_not_null()).then(pl.col("collective_id")).alias("collective_id"),
         ).sort("rank", "start_ns", "end_ns", "stream")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from nsysddp.result import Finding
@@ -236,33 +237,38 @@ def _same_stream(result: Result) -> Iterator[Finding]:
     """Communication on the stream that does most of the computing; graph nodes say nothing about streams."""
     trace = result.trace
     duration = pl.col("end_ns") - pl.col("start_ns")
-    communicating = duration.filter(pl.col("class") == "communication").sum()
-    computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
-    per_stream = pl.concat(
-        trace.events_of(rank)
-        .group_by("rank", "context", "stream", "in_graph")
-        .agg(communicating.alias("communication"), computing.alias("compute"))
-        for rank in trace.rank_numbers
-    )
-    per = per_stream.filter(~pl.col("in_graph"))
-    # Shares are of everything the rank ran, graph nodes included: what ran outside the graphs may be a trifle.
-    whole = per_stream.group_by("rank").agg(
-        pl.col("communication").sum().alias("all"), pl.col("compute").sum().alias("most")
-    )
+    communication = duration.filter(pl.col("class") == "communication").sum().alias("communication")
+    compute = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute")
+
+    def of_rank(rank: int) -> pl.DataFrame:
+        """Streams outside graphs that communicated, beside everything the rank ran.
+
+        Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
+        """
+        events = trace.events_of(rank).select("class", "start_ns", "end_ns", "context", "stream", "in_graph")
+        talking = events[np.flatnonzero(trace.is_class(rank, ["communication"]))]
+        streams = talking["stream"].unique().to_list()
+        everything, most = events.select(communication, compute).row(0)
+        return (
+            events.filter(pl.col("stream").is_in(streams) & ~pl.col("in_graph"))
+            .group_by("context", "stream")
+            .agg(communication, compute)
+            .with_columns(
+                pl.lit(rank).alias("rank"), pl.lit(everything).alias("all"), pl.lit(most).alias("most")
+            )
+        )
+
+    per = pl.concat(trace.each_rank(of_rank))
     traced_whole = pl.Series(
         [rank for rank in trace.rank_numbers if len(trace.union(rank, ["graph"]))], dtype=pl.Int32
     )
-    mixed = (
-        per.join(whole, on="rank")
-        .filter(
-            (pl.col("compute") >= _MOSTLY * pl.col("most"))
-            & (pl.col("compute") > 0)
-            & (pl.col("communication") >= 0.25 * pl.col("all"))  # a barrier there is no diagnosis
-            & (pl.col("communication") > 0)
-            & ~pl.col("rank").is_in(traced_whole.implode())
-        )
-        .sort("rank", "stream")
-    )
+    mixed = per.filter(
+        (pl.col("compute") >= _MOSTLY * pl.col("most"))
+        & (pl.col("compute") > 0)
+        & (pl.col("communication") >= 0.25 * pl.col("all"))  # a barrier there is no diagnosis
+        & (pl.col("communication") > 0)
+        & ~pl.col("rank").is_in(traced_whole.implode())
+    ).sort("rank", "stream", "context")
     for row in mixed.iter_rows(named=True):
         share = row["communication"] / row["all"]
         yield Finding(

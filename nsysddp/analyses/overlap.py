@@ -51,15 +51,11 @@ class _Sets:
     compute: Intervals
     spin: Intervals
     communication: Intervals
-    hidden: Intervals
     exposed_memory: Intervals
     p2p: Intervals
     graph: Intervals
     graph_any: Intervals
     busy: Intervals
-    hidden_transfer: Intervals
-    hidden_wait: Intervals
-    hidden_unsplit: Intervals
     split: Split
 
 
@@ -68,21 +64,15 @@ def _sets(trace: Trace, rank: int, split: Split) -> _Sets:
     communication = trace.union(rank, ["communication"])
     memory = trace.union(rank, ["memory"])
     graph = trace.union(rank, ["graph"])
-    working = compute | communication
-    with_memory = working | memory
     return _Sets(
         compute=compute,
         spin=trace.union(rank, ["spin"]),
         communication=communication,
-        hidden=communication & compute,
-        exposed_memory=memory - working,
+        exposed_memory=memory - compute - communication,
         p2p=_peer_copies(trace, rank),
-        graph=graph - with_memory,
+        graph=graph - compute - communication - memory,
         graph_any=graph,
-        busy=with_memory | graph,
-        hidden_transfer=split.transfer & compute,
-        hidden_wait=split.wait & compute,
-        hidden_unsplit=split.unsplit & compute,
+        busy=trace.union(rank, schema.CLASSES),
         split=split,
     )
 
@@ -157,21 +147,26 @@ def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]
     def within(some: Intervals) -> NDArray[np.int64]:
         return some.length_within(start, end)
 
+    def shared(some: Intervals, other: Intervals) -> NDArray[np.int64]:
+        length: NDArray[np.int64] = np.maximum(
+            some.shared_before(other, end) - some.shared_before(other, start), 0
+        )
+        return length
+
     window = end - start
-    communication, hidden = within(sets.communication), within(sets.hidden)
-    transfer, wait, unsplit = (
-        within(some) for some in (sets.split.transfer, sets.split.wait, sets.split.unsplit)
-    )
-    hidden_transfer, hidden_wait, hidden_unsplit = (
-        within(some) for some in (sets.hidden_transfer, sets.hidden_wait, sets.hidden_unsplit)
-    )
+    communication, split = sets.communication, sets.split
+    transfer, wait, unsplit = within(split.transfer), within(split.wait), within(split.unsplit)
+    hidden_transfer = shared(split.transfer, sets.compute)
+    hidden_wait = shared(split.wait, sets.compute)
+    hidden_unsplit = shared(split.unsplit, sets.compute)
+    without_compute = sets.compute.complement(*communication.bounds)
     return {
         "window_ns": window,
         "compute_ns": within(sets.compute),
         "spin_ns": within(sets.spin),
-        "communication_ns": communication,
-        "hidden_communication_ns": hidden,
-        "exposed_communication_ns": within(sets.communication - sets.compute),
+        "communication_ns": within(communication),
+        "hidden_communication_ns": shared(communication, sets.compute),
+        "exposed_communication_ns": shared(communication, without_compute),
         "hidden_transfer_ns": hidden_transfer,
         "hidden_wait_ns": hidden_wait,
         "exposed_transfer_ns": transfer - hidden_transfer,
@@ -221,7 +216,7 @@ def _counts(
     first, last = trace.rows_of(rank)
     events = trace.events_of(rank)
     is_kernel = trace.is_kernel[events["name"].to_numpy()]
-    is_collective = (events["class"] == "communication").to_numpy()
+    is_collective = trace.is_class(rank, ["communication"])
     if per == "step":
         index = attribution.step[first:last]
         size = max(window.step for window in windows) + 1
@@ -385,65 +380,73 @@ def _per_group(events: pl.DataFrame, minus: Intervals | None) -> pl.DataFrame:
 
 def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
     """Which kernels ran, as what they count, and how much of them ran beside the other side?"""
-    kernel_names = trace.is_kernel
 
     def of_rank(rank: int) -> pl.DataFrame:
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
-        chosen = keep[first:last] & kernel_names[events["name"].to_numpy()]
-        part = events if chosen.all() else events.filter(pl.Series(chosen))
-        start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-        communicates = (part["class"] == "communication").to_numpy()
-        hidden = np.zeros(part.height, dtype=np.int64)
+        name, start, end = (events[column].to_numpy() for column in ("name", "start_ns", "end_ns"))
         compute, communication = trace.union(rank, ["compute", "spin"]), trace.union(rank, ["communication"])
-        for some, other in ((communicates, compute), (~communicates, communication)):
-            if len(other):
-                rows = np.flatnonzero(some)
-                hidden[rows] = other.length_within(start[rows], end[rows])
-        table = (
-            pl.DataFrame(
-                {"name": part["name"], "class": part["class"], "duration": end - start, "hidden": hidden}
-            )
-            .group_by("name", "class")
-            .agg(
-                pl.len().alias("count"),
-                pl.col("duration").sum().alias("total_ns"),
-                pl.col("duration").median().floor().cast(pl.Int64).alias("median_ns"),
-                pl.col("hidden").sum().alias("hidden_ns"),
-            )
-        )
-        texts = trace.names["text"].gather(table["name"].to_numpy())
-        rules = trace.names["rule"].gather(table["name"].to_numpy())
+        hidden = communication.length_within_each(start, end)
+        communicates = np.flatnonzero(trace.is_class(rank, ["communication"]))
+        hidden[communicates] = compute.length_within_each(start[communicates], end[communicates])
+        duration, chosen = end - start, keep[first:last]
+        if not chosen.all():
+            name, duration, hidden = name[chosen], duration[chosen], hidden[chosen]
+        count = np.bincount(name, minlength=trace.names.height)
+        total, beside = np.zeros_like(count), np.zeros_like(count)
+        np.add.at(total, name, duration)
+        np.add.at(beside, name, hidden)
+        found = np.flatnonzero((count > 0) & trace.is_kernel)
+        texts, rules, classes = (trace.names[column].gather(found) for column in ("text", "rule", "class"))
         return schema.KERNEL_CLASS.check(
-            table.with_columns(
-                pl.lit(rank).alias("rank"),
-                texts.alias("name"),
-                rules.alias("rule"),
-                pl.col("class").cast(pl.String),
-            ).sort(["total_ns", "name"], descending=[True, False])
+            pl.DataFrame(
+                {
+                    "name": texts,
+                    "class": classes.cast(pl.String),
+                    "rule": rules,
+                    "count": count[found],
+                    "total_ns": total[found],
+                    "median_ns": medians(name, duration, count)[found],
+                    "hidden_ns": beside[found],
+                }
+            )
+            .with_columns(pl.lit(rank).alias("rank"))
+            .sort(["total_ns", "name"], descending=[True, False])
         )
 
     return pl.concat(trace.each_rank(of_rank))
 
 
+def medians(group: NDArray[Any], values: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Median of the values (none negative) of each group, rounded down; 0 for a group without any."""
+    ends = np.cumsum(count)
+    if not values.size:
+        return np.zeros_like(count)
+    bits = int(values.max()).bit_length()
+    if count.size.bit_length() + bits < 64:  # one number sorts much faster than two
+        ordered = (group.astype(np.int64) << bits) | values
+        ordered.sort()
+        ordered &= (1 << bits) - 1
+    else:
+        ordered = values[np.lexsort((values, group))]
+    first = ends - count
+    low, high = (ordered[np.where(count > 0, first + place, 0)] for place in ((count - 1) // 2, count // 2))
+    middle: NDArray[np.int64] = np.where(count > 0, low + (high - low) // 2, 0)
+    return middle
+
+
 def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]) -> pl.DataFrame:
     """Which copies and memsets ran, of what size, and how much of them beside nothing else?"""
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
-    kernel_names = trace.is_kernel
+    copies = (trace.names["group"] == "memory").to_numpy()
 
     def of_rank(rank: int) -> pl.DataFrame:
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
-        chosen = (
-            keep[first:last]
-            & ~kernel_names[events["name"].to_numpy()]
-            & (events["class"] != "graph").to_numpy()
-        )
-        if not chosen.any():
+        rows = np.flatnonzero(keep[first:last] & copies[events["name"].to_numpy()])
+        if not rows.size:
             return schema.MEMORY.empty()
-        part = events.filter(pl.Series(chosen)).with_columns(
-            pl.Series("step_index", attribution.step[first:last][chosen])
-        )
+        part = events[rows].with_columns(pl.Series("step_index", attribution.step[first:last][rows]))
         groups = part.select("step_index", "name").unique().sort("step_index", "name").with_row_index("row")
         part = part.join(groups, on=["step_index", "name"], how="left", maintain_order="left")
         totals = _per_group(part, None).rename({"length": "total_ns"})

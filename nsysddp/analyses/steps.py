@@ -165,16 +165,18 @@ class Attribution:
     by_time: int
     truncated: int = 0
 
-    def phase_names(self) -> pl.Series:
-        """Phase of each event as text; null if none."""
-        names = pl.concat([self.phases["phase"], pl.Series("phase", [None], dtype=pl.String)])
-        rows = np.where(self.phase_range >= 0, self.phase_range, names.len() - 1)
-        return names.gather(rows)
+    def phase_names(self, events: NDArray[Any] | slice = slice(None)) -> pl.Series:
+        """Phase of each event (or of some) as text; null if none."""
+        return _named_or_null(self.phases["phase"], self.phase_range[events])
 
-    def step_names(self) -> pl.Series:
-        """Step name of each event; null if none."""
-        names = pl.concat([self.steps["name"], pl.Series("name", [None], dtype=pl.String)])
-        return names.gather(np.where(self.step >= 0, self.step, names.len() - 1))
+    def step_names(self, events: NDArray[Any] | slice = slice(None)) -> pl.Series:
+        """Step name of each event (or of some); null if none."""
+        return _named_or_null(self.steps["name"], self.step[events])
+
+
+def _named_or_null(names: pl.Series, rows: NDArray[Any]) -> pl.Series:
+    """The names in these rows; null where a row is -1."""
+    return names.extend_constant(None, 1).gather(np.where(rows >= 0, rows, names.len()))
 
 
 def attribute(trace: Trace) -> Attribution:
