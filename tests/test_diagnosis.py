@@ -109,6 +109,64 @@ def test_the_late_rank_is_behind_the_median_of_the_others() -> None:
         assert costs(of(scene.trace()))["straggler"] == pytest.approx(expected)
 
 
+def two_collectives(kernels: dict[int, tuple[float, float]], *, serial: bool) -> Scene:
+    """Two kernels a rank, from 1 on (``kernels``: how long they take), each sent by a collective on its own stream.
+
+    ``serial``: the second kernel waits for the first collective.
+    """
+    scene = Scene()
+    handles: dict[int, list[int]] = {0: [], 1: []}
+    ready = {rank: 1.0 + first for rank, (first, _) in kernels.items()}
+    sent = max(ready.values()) + 1
+    for rank, (first, second) in kernels.items():
+        begin = sent if serial else 1.0 + first
+        last = max((sent if serial else 1.0 + one) + two for one, two in kernels.values()) + 1
+        scene.launch(rank, 7, (1, 1 + first), "a", ("main", 0.01, 0.02))
+        scene.record(rank, 7, 0.03, 1)
+        scene.wait(rank, 17, 0.04, 1)
+        handles[0].append(
+            scene.launch(rank, 17, (1 + first, sent), "nccl", ("main", 0.05, 0.06), kind="communication")
+        )
+        scene.record(rank, 17, 0.07, 2)
+        if serial:
+            scene.wait(rank, 7, 0.08, 2)
+        scene.launch(rank, 7, (begin, begin + second), "b", ("main", 0.09, 0.1))
+        scene.record(rank, 7, 0.11, 3)
+        scene.wait(rank, 17, 0.12, 3)
+        handles[1].append(
+            scene.launch(
+                rank,
+                17,
+                (max(begin + second, sent), last),
+                "nccl",
+                ("main", 0.13, 0.14),
+                kind="communication",
+            )
+        )
+    for group in handles.values():
+        scene.collective(*group)
+    return scene
+
+
+def test_lateness_that_the_others_cannot_have_waited_for_yet_counts_once() -> None:
+    """Rank 1 is 3 ms late for both collectives, the second of which is ready 10 ms later on either rank."""
+    found = costs(of(two_collectives({0: (1, 10), 1: (4, 10)}, serial=False).trace()))
+    assert found["straggler"] == pytest.approx(3.0)
+
+
+def test_lateness_grows_by_what_is_added() -> None:
+    found = costs(of(two_collectives({0: (1, 10), 1: (4, 12)}, serial=False).trace()))
+    assert found["straggler"] == pytest.approx(5.0)
+
+
+def test_lateness_after_the_others_have_waited_is_new() -> None:
+    """The second kernels begin together, behind the first collective: rank 1 is 3 ms late, then 2 ms."""
+    found = costs(of(two_collectives({0: (1, 10), 1: (4, 12)}, serial=True).trace()))
+    assert found["straggler"] == pytest.approx(5.0)
+    found = costs(of(two_collectives({0: (1, 10), 1: (4, 11)}, serial=True).trace()))
+    assert found["straggler"] == pytest.approx(4.0)
+
+
 def test_host_time_after_a_synchronisation_is_its_consequence() -> None:
     scene = Scene()
     scene.launch(0, 7, (1, 4), "a", ("main", 0.1, 0.2))

@@ -11,9 +11,9 @@ add up to more than the step, nor a cause to more than the critical path allows 
 The minimum over tied paths: where several ranks end together, what only one of them suffers from saves nothing.
 An instant of the path is given to the first of these that holds it:
 
-1. *straggler*: the path runs on the rank that arrived last, within what it was late, and does not transfer (lateness:
-   behind the median of the other ranks, the largest so far in the step; it is sought first in the long pauses of the
-   rank's host, then just before the arrival);
+1. *straggler*: the path runs on the rank that arrived last, within what made it late, and does not transfer (lateness:
+   behind the median of the other ranks; sought first in the long pauses of the rank's host, then just before the
+   arrival; what the others had no chance to wait for yet is carried on to the next collective and counts once);
 2. *transfer*: on the compute stream, beside another communicator, slowed down by computation (by the measured ratio),
    latency of small messages (by the fitted link), a backward's only bucket, its last bucket, or communication itself;
 3. *host*: waiting for the GPU and what follows from it, between pieces of compiled backward, between a bucket's being
@@ -39,7 +39,7 @@ from nsysddp.analyses.collectives import bandwidth
 from nsysddp.analyses.critical_path import COMMUNICATION_KINDS, critical_path
 from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
 from nsysddp.analyses.link import Link, fit_link
-from nsysddp.analyses.queues import event_queues
+from nsysddp.analyses.queues import NEVER, event_queues
 from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals
 from nsysddp.names import visible
@@ -466,7 +466,7 @@ def _cut(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
     collective = pieces.filter(pl.col("kind") == "transfer")
     arriver = graph.last[collective["event"].to_numpy()]
     spans = [
-        _lateness(context, graph, pieces, arriver, collective["path"].to_numpy()),
+        _lateness(context, graph, pieces),
         _late_launches(graph, arriver, collective["path"].to_numpy()),
     ]
     # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
@@ -500,16 +500,13 @@ _Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
 
 
-def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame, passed: Ints, path: Ints) -> _Spans:
-    """What made a rank late for the last arrival (``passed``) of every collective on a path.
-
-    A path that stays on the late rank to the end of the step meets no transfer: there the largest lateness of that rank
-    counts, once.
+def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame) -> _Spans:
+    """What made a path's rank late for every collective at whose last arrival the path is on that rank.
 
     Lateness is behind the others' arrival (their median), which is when they had launched the collective and its data
     was ready, not its start: a collective that queues behind one which itself waited for the late rank would hide the
-    lateness. For the same reason the largest lateness so far in the step counts: a waiting collective slows the others'
-    kernels.
+    lateness. Until the others' data come from work that waited for the rank, they are ahead of it by the lateness of
+    before, so that only what is added counts; and a waiting collective slows their kernels, so lateness never shrinks.
     """
     trace = context.trace
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
@@ -520,67 +517,82 @@ def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame, passed: Ints
     ahead = np.where(communication[ahead], -1, ahead)
     call = graph.lines.launcher[member]
     ready = np.full(member.size, -1, dtype=np.int64)
-    for row, times in ((graph.queues.awaited[member], end), (ahead, end), (call, graph.lines.end)):
+    for row, times in ((graph.queues.awaited_work[member], end), (ahead, end), (call, graph.lines.end)):
         if times.size:
             ready = np.maximum(ready, np.where(row >= 0, times[np.maximum(row, 0)], -1))
+    behind = np.full(member.size, NEVER, dtype=np.int64)
+    for row in (graph.queues.awaited_work[member], ahead):
+        behind = np.maximum(behind, np.where(row >= 0, graph.queues.behind_ns[np.maximum(row, 0)], NEVER))
     # What a node of a CUDA graph waited for is not known.
     known = (ready >= 0) & ~trace.events["in_graph"].gather(member).fill_null(False).to_numpy()
     arrival = np.where(known, np.minimum(ready, start[member]), start[member])
     arriver = graph.last[member]
+    turn = ("last_rank", "step")
     others = (
         members.with_columns(
-            arrival=arrival, arriver=arriver, step=context.attribution.step[arriver], ready=start[arriver]
+            arrival=arrival,
+            behind=behind,
+            arriver=arriver,
+            step=context.attribution.step[arriver],
+            ready=start[arriver],
         )
         .filter(pl.col("event") != pl.col("arriver"))
         .group_by("arriver", "last_rank", "step", "ready")
-        .agg(skew=pl.col("ready").first() - pl.col("arrival").median().cast(pl.Int64))
+        .agg(
+            skew=pl.col("ready").first() - pl.col("arrival").median().cast(pl.Int64),
+            behind=pl.col("behind").max(),
+        )
         .sort("last_rank", "step", "ready", "arriver")
-        .with_columns(lateness=pl.col("skew").cum_max().over("last_rank", "step"))
-        .filter(pl.col("skew") > LATENCY_NS)
+        .with_columns(earlier=pl.col("ready").shift().over(turn).fill_null(NEVER))
+        .with_columns(chain=(pl.col("behind") >= pl.col("earlier")).cum_sum().over(turn))
+        .with_columns(
+            most=pl.col("skew").cum_max().over(*turn, "chain"),
+            since=pl.col("earlier").first().over(*turn, "chain"),
+        )
+        .with_columns(lateness=pl.col("most") - pl.col("most").shift(fill_value=0).over(*turn, "chain"))
+        .filter(pl.col("skew") > LATENCY_NS, pl.col("lateness") > 0)
         .cast({"last_rank": pl.Int64})
     )
-    through = pl.DataFrame({"arriver": passed, "path": path}).join(others, on="arriver", how="inner")
-    key = ["path", "last_rank", "step"]
-    beside = (
-        others.join_where(
-            pieces.select("path", "start_ns", "end_ns", on_rank="rank"),
-            pl.col("ready") > pl.col("start_ns"),
-            pl.col("ready") <= pl.col("end_ns"),
-            pl.col("last_rank") == pl.col("on_rank"),
-        )
-        .join(through, on=key, how="anti")
-        .sort("skew", "arriver", descending=[True, False])
-        .unique(key, keep="first", maintain_order=True)
-    )
-    wanted = [*key, "ready", "lateness"]
-    late = pl.concat([through.select(wanted), beside.select(wanted)]).sort("path", "ready", "last_rank")
-    stalls = pieces.filter("is_long").with_columns(pl.col("launched_step").fill_null(-1))
-    pauses: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    columns = ("path", "rank", "launched_step", "start_ns", "end_ns")
-    for on, rank, step, first, last in stalls.select(columns).iter_rows():
-        pauses.setdefault((on, rank, step), []).append((first, last))
+    met = others.join_where(
+        pieces.select("path", "start_ns", "end_ns", on_rank="rank"),
+        pl.col("ready") > pl.col("start_ns"),
+        pl.col("ready") <= pl.col("end_ns"),
+        pl.col("last_rank") == pl.col("on_rank"),
+    ).sort("path", "ready", "arriver")
+    pauses: dict[tuple[int, int], list[list[int]]] = {}
+    for on, rank, first, last in (
+        pieces.filter("is_long").select("path", "rank", "start_ns", "end_ns").iter_rows()
+    ):
+        pauses.setdefault((on, rank), []).append([first, last, last])
     spans = [
         (on, *span, rank)
-        for on, rank, step, ready, lateness in late.iter_rows()
-        for span in _made_in(pauses.get((on, rank, step), []), ready, lateness)
+        for on, rank, since, ready, lateness in met.select(
+            "path", "last_rank", "since", "ready", "lateness"
+        ).iter_rows()
+        for span in _made_in(pauses.get((on, rank), []), since, ready, lateness)
     ]
     table = np.array(spans, dtype=np.int64).reshape(-1, 4)
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
 
 
-def _made_in(pauses: list[tuple[int, int]], ready: int, lateness: int) -> Iterator[tuple[int, int]]:
-    """Where a rank was held up before ``ready``: in its host's long pauses, the latest first, then just before."""
-    before = [(first, last) for first, last in reversed(pauses) if last <= ready]
-    for first, last in before:
-        taken = min(lateness, last - first)
-        yield last - taken, last
-        lateness -= taken
-    since = ready - lateness
-    for first, last in before:
-        if last > since:
-            since -= last - first
+def _made_in(pauses: list[list[int]], since: int, ready: int, lateness: int) -> Iterator[tuple[int, int]]:
+    """Where a rank was held up before ``ready``: in its host's long pauses, the latest first, then just before.
+
+    ``pauses``: start, end and end of what is left of each; what is taken is cut off, for the next lateness.
+    """
+    before = [pause for pause in reversed(pauses) if since < pause[1] <= ready]
+    for pause in before:
+        taken = min(lateness, pause[2] - pause[0])
+        if taken:
+            yield pause[2] - taken, pause[2]
+            pause[2] -= taken
+            lateness -= taken
+    held_up = ready - lateness
+    for first, last, _ in before:
+        if last > held_up:
+            held_up -= last - first
     if lateness:
-        yield since, ready
+        yield held_up, ready
 
 
 def _late_launches(graph: Graph, event: Ints, path: Ints) -> _Spans:

@@ -54,6 +54,10 @@ class Queues:
         before: for each event the event ahead of it in its queue that ended last, -1 if none; shape (events,).
         awaited: for each event the latest-ending event that the waits enqueued directly ahead of it stand for,
             -1 if none; shape (events,).
+        awaited_work: the same of events other than communication: NCCL makes each of its kernels wait for the one
+            before, which says nothing about when the data was ready; shape (events,).
+        behind_ns: end of the latest collective that the event, what is ahead of it in its queue or what these wait
+            for had to wait for; NEVER if none; shape (events,).
         value: for each operation the latest-ending event that it stands for, -1 if none; shape (operations,).
         inside_graph: the event is a node of a CUDA graph and not the first of its launch to run: nothing is known
             about what it waited for inside the graph; shape (events,).
@@ -64,6 +68,8 @@ class Queues:
 
     before: Ints
     awaited: Ints
+    awaited_work: Ints
+    behind_ns: Ints
     value: Ints
     inside_graph: NDArray[np.bool_]
     waits: int
@@ -122,16 +128,38 @@ def follow_queues(
     first_of_queue = np.repeat(firsts, np.diff(bounds))
     ahead = np.where(head > first_of_queue, latest[head - 1], -1) if count else latest
 
+    communicates = (events["class"] == "communication").to_numpy()
     value, held, counts = _resolve(
-        operations, keys, bounds, enqueued, latest, end, count, pass_through=pass_through
+        operations, keys, bounds, enqueued, latest, end, communicates, pass_through=pass_through
     )
     before = np.full(count, -1, dtype=np.int64)
     before[order] = ahead
-    awaited = np.full(count, -1, dtype=np.int64)
-    awaited[order] = held[head] if count else held
+    awaited = np.full((2, count), -1, dtype=np.int64)
+    awaited[:, order] = held[:, head] if count else held
     inside = np.zeros(count, dtype=bool)
     inside[order] = head < np.arange(count)
-    return Queues(before, awaited, value, inside, *counts)
+    behind = _collectives_behind(order, bounds, awaited[0], communicates, end)
+    return Queues(before, awaited[0], awaited[1], behind, value, inside, *counts)
+
+
+def _collectives_behind(
+    order: Ints, bounds: Ints, awaited: Ints, communicates: NDArray[np.bool_], end: Ints
+) -> Ints:
+    """``Queues.behind_ns``: along the queues, then over the waits for other work, until nothing is added."""
+    own = np.where(communicates, end, NEVER).astype(np.int64)
+    waiting = np.flatnonzero(awaited >= 0)
+    collective = waiting[communicates[awaited[waiting]]]
+    own[collective] = np.maximum(own[collective], end[awaited[collective]])
+    through = waiting[~communicates[awaited[waiting]]]
+    while True:
+        behind: Ints = own.copy()
+        for first, last in pairwise(bounds.tolist()):
+            rows = order[first:last]
+            behind[rows] = np.maximum.accumulate(own[rows])
+        passed_on = np.maximum(own[through], behind[awaited[through]])
+        if (passed_on == own[through]).all():
+            return behind
+        own[through] = passed_on
 
 
 def _heads_of_graph_launches(
@@ -163,11 +191,13 @@ def _resolve(
     enqueued: Ints,
     latest: Ints,
     end: Ints,
-    count: int,
+    communicates: NDArray[np.bool_],
     *,
     pass_through: bool,
 ) -> tuple[Ints, Ints, tuple[int, int, int]]:
     """What every operation stands for, what each event's own waits stand for, and the counts of waits.
+
+    Of each event twice: of everything that it waits for, and of work other than communication; shape (2, events).
 
     An operation stands for two things: the queue's latest-ending event so far (a lookup), and what the waits since
     that queue's last event stand for (``pending``, carried along in host order, because it can hang on waits that
@@ -200,10 +230,13 @@ def _resolve(
     follows = known & (place < bounds[1:][code]) if keys.size else known  # is there an event behind it?
 
     value = [-1] * size
-    held = np.full(count, -1, dtype=np.int64)
-    held_view, ends = memoryview(held.data), memoryview(np.ascontiguousarray(end).data)
+    held = np.full((2, end.size), -1, dtype=np.int64)
+    held_any, held_work = memoryview(held[0].data), memoryview(held[1].data)
+    ends = memoryview(np.ascontiguousarray(end).data)
+    is_work = (~communicates).tolist()
     seen = [-1] * (keys.size + strangers.size)
     pending = [-1] * (keys.size + strangers.size)
+    work = [-1] * (keys.size + strangers.size)
     waits = unresolved = empty = 0
     rows = zip(
         operations["operation"].to_list(),
@@ -217,7 +250,7 @@ def _resolve(
     for index, (what, at, position, has_follower, own, source) in enumerate(rows):
         if seen[at] != position:
             seen[at] = position
-            pending[at] = -1
+            pending[at] = work[at] = -1
         through = pending[at]
         if what != WAIT:
             later = pass_through and through >= 0 and (own < 0 or ends[through] > ends[own])
@@ -228,10 +261,16 @@ def _resolve(
         unresolved += source < 0
         empty += source >= 0 and target < 0
         value[index] = target
-        if target >= 0 and (through < 0 or ends[target] >= ends[through]):
+        if target < 0:
+            continue
+        if through < 0 or ends[target] >= ends[through]:
             pending[at] = target
             if has_follower:
-                held_view[position] = target
+                held_any[position] = target
+        if is_work[target] and (work[at] < 0 or ends[target] >= ends[work[at]]):
+            work[at] = target
+            if has_follower:
+                held_work[position] = target
     return np.asarray(value, dtype=np.int64), held, (waits, unresolved, empty)
 
 
