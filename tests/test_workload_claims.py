@@ -277,6 +277,13 @@ def test_the_other_rank_waits_for_the_host_and_calls_it_overlap() -> None:
     assert min(each_step("host_gap", "hidden_wait_ns", FAST)) > 0
 
 
+def test_the_barriers_of_the_capture_window_are_not_communication_on_the_compute_stream() -> None:
+    """Rank 0 waits in one for 2.8 ms, on the compute stream: more than what it sends in its steps."""
+    outside = result("host_gap")["collective"].filter(pl.col("step").is_null(), pl.col("stream") == 7)
+    assert outside["wait_ns"].max() > 2_000_000
+    assert "communication_on_compute_stream" not in {one.code for one in result("host_gap").findings}
+
+
 def test_the_gpu_of_the_slow_rank_is_idle_because_its_host_launches_late() -> None:
     """A step's window runs to the first event of the next, so the pauses before steps 11 and 12 lie in 10 and 11."""
     pieces = idle(context_of(trace("host_gap")))["idle"]

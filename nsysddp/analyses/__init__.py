@@ -169,7 +169,7 @@ def answer(context: Context) -> Result:
         )
     assumptions = (*context.trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS)
     result = Result(context.trace, tables, (), assumptions, tuple(warnings))
-    return replace(result, findings=find(result))
+    return replace(result, findings=find(result, context.attribution))
 
 
 _ASSUMPTIONS = (

@@ -13,7 +13,9 @@ from nsysddp.units import ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from nsysddp.analyses.steps import Attribution
     from nsysddp.result import Result
+    from nsysddp.trace import Trace
 
 CODES: dict[str, str] = {
     "overlap_on_every_rank": "every rank hides some transfer under computation",
@@ -36,13 +38,13 @@ _CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
 _MOSTLY = 0.5
 
 
-def find(result: Result) -> tuple[Finding, ...]:
+def find(result: Result, attribution: Attribution) -> tuple[Finding, ...]:
     """All findings, most important first; ties keep a fixed order."""
     made = [
         *_overlap(result),
         *_waiting(result),
         *_no_communication(result),
-        *_same_stream(result),
+        *_same_stream(result.trace, attribution),
         *_graphs(result),
         *_incomplete(result),
         *_suspected(result),
@@ -233,9 +235,12 @@ def _no_communication(result: Result) -> Iterator[Finding]:
     )
 
 
-def _same_stream(result: Result) -> Iterator[Finding]:
-    """Communication on the stream that does most of the computing; graph nodes say nothing about streams."""
-    trace = result.trace
+def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
+    """Communication on the stream that does most of the computing; graph nodes say nothing about streams.
+
+    Within steps, where there are any: outside, ranks wait for each other in barriers.
+    """
+    has_steps = attribution.steps.height > 0
     duration = pl.col("end_ns") - pl.col("start_ns")
     communication = duration.filter(pl.col("class") == "communication").sum().alias("communication")
     compute = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute")
@@ -246,7 +251,12 @@ def _same_stream(result: Result) -> Iterator[Finding]:
         Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
         """
         events = trace.events_of(rank).select("class", "start_ns", "end_ns", "context", "stream", "in_graph")
-        talking = events[np.flatnonzero(trace.is_class(rank, ["communication"]))]
+        talks = trace.is_class(rank, ["communication"])
+        if has_steps:
+            first, last = trace.rows_of(rank)
+            within = attribution.step[first:last] >= 0
+            events, talks = events.filter(within), talks[within]
+        talking = events[np.flatnonzero(talks)]
         streams = talking["stream"].unique().to_list()
         everything, most = events.select(communication, compute).row(0)
         return (
