@@ -232,16 +232,16 @@ MISTAKES = (
     ),
     Mistake(
         "launches joined without the process",
-        "ingest/load.py",
-        "process[mine] - np.int32(part.first_process), correlation[mine]",
-        "0 * process[mine], correlation[mine]",
+        "ingest/host.py",
+        "table.rows(code[mine], correlation[mine])",
+        "table.rows(0 * code[mine], correlation[mine])",
         (CASES, "-k", "test_22"),
     ),
     Mistake(
         "ends of reports not put on one axis",
         "ingest/load.py",
-        'ordered["end_ns"][here] += part.shift',
-        'ordered["end_ns"][here] += 0',
+        'if name in ("start_ns", "end_ns"):',
+        'if name == "start_ns":',
         (INGEST, "-k", "clocks_are_aligned or nothing_to_compare or began"),
     ),
     Mistake(

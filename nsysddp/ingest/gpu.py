@@ -67,9 +67,12 @@ class GpuEvents:
     dropped: int
     kernels: int
 
-    def process_of_lane(self) -> NDArray[np.int32]:
-        """Process code of each lane."""
-        return np.array([process for process, _ in self.lanes], dtype=np.int32)
+    def bytes_of(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """Size of these events; -1 for kernels and graphs."""
+        found = np.full(rows.size, NONE, dtype=np.int64)
+        sized = np.flatnonzero(rows >= self.kernels)
+        found[sized] = self.bytes[rows[sized] - self.kernels]
+        return found
 
 
 def read(

@@ -50,49 +50,91 @@ def api_name(name: str) -> str:
     return _API_VERSION.sub("", name)
 
 
-class LaunchTable:
-    """Launch calls by process and correlation id, without a join.
+@dataclass
+class Launches:
+    """Launch calls of some events, row by row with them.
 
-    Correlation ids are small and fairly dense integers inside a process: an array over them says which slot an id
-    has, and the slots, one for each id that an event carries, hold the calls. Where ids are not dense, a sorted array
-    does the same. If several calls carry one id (a runtime call around a driver call), the outermost, that is the
-    earliest, counts.
-
-    Args:
-        process: process code of each event.
-        correlation: id of its launch; -1 if none.
-        processes: number of processes whose calls are entered.
+    Attributes:
+        start, end: the call, in ns; 0 where there is none.
+        thread: the thread that made it.
+        known: is there one?
     """
 
-    UNKNOWN = np.iinfo(np.int64).max
-    _DENSE = 16
-    """Ids per event up to which an array over all ids is the better table."""
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    thread: NDArray[np.int32]
+    known: NDArray[np.bool_]
 
-    def __init__(self, process: NDArray[Any], correlation: NDArray[Any], processes: int) -> None:
-        codes = processes
-        self._low = np.zeros(codes, dtype=np.int64)
-        self._size = np.zeros(codes, dtype=np.int64)
-        real = self._real(correlation)
-        for code in range(codes):
-            ids = correlation[real & (process == code)]
+    @classmethod
+    def unknown(cls, size: int) -> Launches:
+        """No launch known."""
+        return cls(
+            np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, bool)
+        )
+
+    def of(self, rows: NDArray[Any]) -> Launches:
+        """The launches of these rows."""
+        return Launches(self.start[rows], self.end[rows], self.thread[rows], self.known[rows])
+
+
+def _lower_bits() -> NDArray[np.int8]:
+    """Of each byte and each of its bits (byte * 8 + bit): how many lower bits are set; -1 if the bit itself is not."""
+    byte, bit = np.divmod(np.arange(256 * 8), 8)
+    lower = [
+        (one & ((1 << place) - 1)).bit_count() for one, place in zip(byte.tolist(), bit.tolist(), strict=True)
+    ]
+    return np.where(byte >> bit & 1, lower, -1).astype(np.int8)
+
+
+class LaunchTable:
+    """Which event does each launch call belong to, by process and correlation id, without a join?
+
+    Correlation ids are small and fairly dense integers inside a process. A set of bits over them says which ids events
+    carry; how many such ids are lower is the slot of an id, and the slot holds the row of its event. Where ids are not
+    dense, a sorted array does the same. If several calls carry one id (a runtime call around a driver call), the
+    outermost, that is the earliest, counts.
+
+    Args:
+        lanes: process code, first row in ``into`` and correlation ids (-1 if none) of each run of events.
+        into: where the calls are written.
+        processes: number of process codes.
+    """
+
+    _UNKNOWN = np.iinfo(np.int64).max
+    _DENSE = 16
+    """Ids per event up to which bits over all ids are the better table."""
+
+    def __init__(
+        self, lanes: Sequence[tuple[int, int, NDArray[Any]]], into: Launches, processes: int
+    ) -> None:
+        self._lanes, self._into = lanes, into
+        self._low = np.full(processes, self._UNKNOWN, dtype=np.int64)
+        high = np.full(processes, -1, dtype=np.int64)
+        for code, first, correlation in lanes:
+            into.start[first : first + correlation.size] = self._UNKNOWN
+            ids = correlation[self._real(correlation)]
             if ids.size:
-                self._low[code] = ids.min()
-                self._size[code] = int(ids.max()) - int(self._low[code]) + 1
-        self._first = np.cumsum(self._size) - self._size
-        reach = sum(self._size.tolist())
+                self._low[code] = min(self._low[code], ids.min())
+                high[code] = max(high[code], ids.max())
+        self._size = np.maximum(high - self._low + 1, 0)
+        whole = -(-self._size // 8) * 8  # a byte belongs to one process
+        self._first = np.cumsum(whole) - whole
+        carried = sum(correlation.size for _, _, correlation in lanes)
         self._keys: NDArray[np.int64] | None = None
-        if reach > self._DENSE * correlation.size + 1_000_000:
-            self._keys = np.unique(self._position(process, correlation)[real])
+        if int(whole.sum()) > self._DENSE * carried + 1_000_000:
+            self._keys = np.unique(np.concatenate([self._events(*lane)[0] for lane in lanes]))
             slots = self._keys.size
         else:
-            self._slot = np.full(reach, -1, dtype=np.int32)
-            self._slot[self._position(process, correlation)[real]] = 0
-            used = np.flatnonzero(self._slot == 0)
-            self._slot[used] = np.arange(used.size, dtype=np.int32)
-            slots = used.size
-        self.start = np.full(slots, self.UNKNOWN, dtype=np.int64)
-        self.end = np.zeros(slots, dtype=np.int64)
-        self.thread = np.zeros(slots, dtype=np.int32)
+            self._bits = np.concatenate([self._bits_of(code, int(size)) for code, size in enumerate(whole)])
+            self._lower = _lower_bits()
+            count = (self._lower.reshape(256, 8).max(axis=1) + 1)[self._bits]
+            self._base = np.cumsum(count, dtype=np.int32)
+            slots = int(self._base[-1]) if self._base.size else 0
+            self._base -= count
+        self._row = np.empty(slots, dtype=np.int32)
+        for lane in lanes:
+            position, rows = self._events(*lane)
+            self._row[self._slots(position)] = rows
 
     @staticmethod
     def _real(correlation: NDArray[Any]) -> NDArray[np.bool_]:
@@ -100,72 +142,82 @@ class LaunchTable:
         real: NDArray[np.bool_] = (correlation >= 0) & (correlation < 1 << 48)
         return real
 
-    def _position(self, process: NDArray[Any], correlation: NDArray[Any]) -> NDArray[np.int64]:
-        position: NDArray[np.int64] = correlation + (self._first - self._low)[process]
-        return position
+    def _events(
+        self, code: int, first: int, correlation: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Position and row of each event of a lane that carries an id."""
+        rows = np.flatnonzero(self._real(correlation))
+        return correlation[rows] + (self._first[code] - self._low[code]), rows + first
 
-    def _slots(self, process: NDArray[Any], correlation: NDArray[Any]) -> NDArray[Any]:
-        """Slot of each (process, id); -1 where no event carries the id. Processes are known codes."""
-        if not self.start.size:
-            return np.full(process.size, -1, dtype=np.int32)
-        inside = (correlation >= self._low[process]) & (
-            correlation - self._low[process] < self._size[process]
-        )
-        position = np.where(inside, self._position(process, correlation), 0)
-        if self._keys is None:
-            return np.where(inside, self._slot[position], -1)
-        at = np.minimum(np.searchsorted(self._keys, position), self._keys.size - 1)
-        return np.where(inside & (self._keys[at] == position), at, -1)
+    def _bits_of(self, code: int, size: int) -> NDArray[np.uint8]:
+        """Which ids of one process do events carry?"""
+        carried = np.zeros(size, dtype=bool)
+        for lane in self._lanes:
+            if lane[0] == code:
+                carried[self._events(*lane)[0] - self._first[code]] = True
+        return np.packbits(carried, bitorder="little")
 
-    def fill(
-        self,
-        process: NDArray[Any],
-        correlation: NDArray[Any],
-        start: NDArray[Any],
-        end: NDArray[Any],
-        thread: NDArray[Any],
-    ) -> None:
-        """Enter calls of known processes; the earliest call of an id stays, the longest of two that start together."""
-        slot = self._slots(process, correlation)
-        useful = np.flatnonzero(slot >= 0)
-        slot, start, end, thread = slot[useful], start[useful], end[useful], thread[useful]
-        earlier = start < self.start[slot]
-        self._enter(slot[earlier], start[earlier], end[earlier], thread[earlier])
+    def _slots(self, position: NDArray[np.int64]) -> NDArray[Any]:
+        """Slot of each position; -1 where no event carries the id."""
+        if self._keys is not None:
+            if not self._keys.size:
+                return np.full(position.size, -1)
+            at = np.minimum(np.searchsorted(self._keys, position), self._keys.size - 1)
+            return np.where(self._keys[at] == position, at, -1)
+        byte = position >> 3
+        lower = self._lower[(self._bits[byte].astype(np.int64) << 3) | (position & 7)]
+        return np.where(lower >= 0, self._base[byte] + lower, -1)
+
+    def rows(self, process: NDArray[Any], correlation: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Which of these calls (of known processes) launched an event, and the row of the event."""
+        place = correlation - self._low[process]
+        calls = np.flatnonzero((place >= 0) & (place < self._size[process]))
+        slot = self._slots(place[calls] + self._first[process[calls]])
+        calls, slot = calls[slot >= 0], slot[slot >= 0]
+        return calls, self._row[slot]
+
+    def fill(self, row: NDArray[Any], start: NDArray[Any], end: NDArray[Any], thread: NDArray[Any]) -> None:
+        """Enter the calls of these events; the earliest call stays, the longest of two that start together."""
+        into = self._into
+        earlier = start < into.start[row]
+        self._enter(row[earlier], start[earlier], end[earlier], thread[earlier])
         # Two calls of one id, in this batch or in an earlier one: enter those again, the winner last.
         again = np.flatnonzero(
-            (start < self.start[slot])
-            | ((start == self.start[slot]) & ((end != self.end[slot]) | (thread != self.thread[slot])))
+            (start < into.start[row])
+            | ((start == into.start[row]) & ((end != into.end[row]) | (thread != into.thread[row])))
         )
         if again.size:
             again = again[np.lexsort((thread[again], -end[again], start[again]))[::-1]]
-            slot, start, end, thread = slot[again], start[again], end[again], thread[again]
-            better = (start < self.start[slot]) | (
-                (start == self.start[slot])
-                & ((end > self.end[slot]) | ((end == self.end[slot]) & (thread < self.thread[slot])))
+            row, start, end, thread = row[again], start[again], end[again], thread[again]
+            better = (start < into.start[row]) | (
+                (start == into.start[row])
+                & ((end > into.end[row]) | ((end == into.end[row]) & (thread < into.thread[row])))
             )
-            self._enter(slot[better], start[better], end[better], thread[better])
+            self._enter(row[better], start[better], end[better], thread[better])
 
-    def _enter(
-        self, slot: NDArray[Any], start: NDArray[Any], end: NDArray[Any], thread: NDArray[Any]
-    ) -> None:
-        self.start[slot], self.end[slot], self.thread[slot] = start, end, thread
+    def _enter(self, row: NDArray[Any], start: NDArray[Any], end: NDArray[Any], thread: NDArray[Any]) -> None:
+        into = self._into
+        into.start[row], into.end[row], into.thread[row] = start, end, thread
 
-    def look_up(
-        self, process: NDArray[Any], correlation: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Start, end, thread of the launch of each event, and whether it has one."""
-        if not self.start.size:
-            nothing = np.zeros(process.size, dtype=np.int64)
-            return nothing, nothing, nothing.astype(np.int32), nothing.astype(bool)
-        slot = self._slots(process, correlation)
-        safe = np.maximum(slot, 0)
-        known = (slot >= 0) & (self.start[safe] != self.UNKNOWN)
-        return (
-            np.where(known, self.start[safe], 0),
-            np.where(known, self.end[safe], 0),
-            np.where(known, self.thread[safe], 0).astype(np.int32),
-            known,
-        )
+    def finish(self, shift_ns: int) -> None:
+        """All calls are entered: give them to every event that carries their id, and shift them."""
+        into = self._into
+        carried = [self._events(*lane) for lane in self._lanes]
+        if (
+            sum(rows.size for _, rows in carried) > self._row.size
+        ):  # nodes of a graph carry the id of its launch
+            for position, rows in carried:
+                entered = self._row[self._slots(position)]
+                for column in (into.start, into.end, into.thread):
+                    column[rows] = column[entered]
+        for _, first, correlation in self._lanes:
+            here = slice(first, first + correlation.size)
+            known = into.known[here] = into.start[here] != self._UNKNOWN
+            if shift_ns:
+                into.start[here] += shift_ns
+                into.end[here] += shift_ns
+            if not known.all():
+                into.start[here][~known] = into.end[here][~known] = 0
 
 
 def process_of(thread: NDArray[Any]) -> NDArray[Any]:
@@ -207,15 +259,13 @@ def read_launches(
         correlation = integers(rows, "correlation", np.int64, file, null=NONE)
         code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
         real = plausible(start, end)
-        short = (thread & THREAD_MASK).astype(np.int32)
-        mine = real & (code >= 0)
-        if not mine.all():
-            code, correlation, start, end, short = (
-                values[mine] for values in (code, correlation, start, end, short)
-            )
+        mine = np.flatnonzero(real & (code >= 0))
+        calls, row = table.rows(code[mine], correlation[mine])
+        calls = mine[calls]
+        start, end, short = start[calls], end[calls], (thread[calls] & THREAD_MASK).astype(np.int32)
         with lock:
-            table.fill(code, correlation, start, end, short)
-            dropped[0] += int(np.count_nonzero(~real))
+            table.fill(row, start, end, short)
+            dropped[0] += rows.height - int(np.count_nonzero(real))
 
     if only is None:
         sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)

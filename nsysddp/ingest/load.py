@@ -52,28 +52,10 @@ class _Part:
     events: gpu.GpuEvents
     processes: Codes
     anchor: int | None
-    launches: host.LaunchTable | None = None
     ranges: host.HostRanges | None = None
     first_process: int = 0
     clock: int = 0
     shift: int = 0
-
-
-@dataclass
-class Launches:
-    """Launch calls of some events: start and end in ns, thread, and whether there is one."""
-
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    thread: NDArray[np.int32]
-    known: NDArray[np.bool_]
-
-    @classmethod
-    def unknown(cls, size: int) -> Launches:
-        """No launch known."""
-        return cls(
-            np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, bool)
-        )
 
 
 @dataclass
@@ -145,10 +127,10 @@ def load(
         for report in opened:
             report.start_hashing()
         _refuse_duplicates(opened)
-        parts = [_read(report, table, patterns, notes, progress, launches) for report in opened]
+        parts = [_read(report, table, patterns, notes, progress) for report in opened]
         hosts = host_aliases([_host_key(report) for report in opened])
         _anchor(parts)
-        run = _Run(parts, _lanes(parts, hosts), hosts, table, notes, clock_tolerance_ns)
+        run = _Run(parts, _lanes(parts, hosts), hosts, table, notes, clock_tolerance_ns, progress)
         return run.trace(
             step_pattern=step_pattern,
             phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
@@ -192,7 +174,6 @@ def _read(
     patterns: Sequence[re.Pattern[str]],
     notes: _Notes,
     progress: Progress | None,
-    launches: bool,
 ) -> _Part:
     if KERNEL not in report.tables and GRAPH_TRACE not in report.tables:
         raise NoGpuEvents(
@@ -203,11 +184,8 @@ def _read(
     for plain, actual in report.aliases.items():
         notes.warn("renamed_table", 1, f"{report.name}: table {actual} is read as {plain}")
 
-    def told(what: str) -> Callable[[int], None] | None:
-        return (lambda rows: progress(what, rows, None)) if progress else None
-
     processes = Codes()
-    events = gpu.read(report, processes, rules, told(f"{report.name}: GPU events"))
+    events = gpu.read(report, processes, rules, _told(progress, f"{report.name}: GPU events"))
     notes.warn(
         "impossible_times",
         events.dropped,
@@ -223,24 +201,11 @@ def _read(
             processes,
             patterns,
             int(events.columns["end_ns"].max()),
-            told(f"{report.name}: NVTX ranges"),
+            _told(progress, f"{report.name}: NVTX ranges"),
         )
         if NVTX in report.tables
         else None
     )
-    table = None
-    if RUNTIME in report.tables and (launches or (ranges is not None and ranges.operations.height)):
-        lane, correlation = events.columns["lane"], events.columns["correlation"]
-        only = None
-        if not launches:  # NCCL's calls are all that launches are needed for
-            sought = _lut(_may_communicate(events, rules), len(events.names))[events.columns["name"]]
-            lane, correlation = lane[sought], correlation[sought]
-            only = correlation
-        table = host.LaunchTable(events.process_of_lane()[lane], correlation, len(processes.values))
-        dropped = host.read_launches(
-            report, processes, table, told(f"{report.name}: launch calls"), only=only
-        )
-        notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
     if ranges is not None:
         notes.warn(
             "payloads_skipped",
@@ -249,23 +214,12 @@ def _read(
         )
     started = sql.rows(report, "session")
     anchor = started[0]["utc_epoch_ns"] if started and not _shifted_times(report) else None
-    return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, table, ranges)
+    return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, ranges)
 
 
-def _may_communicate(events: gpu.GpuEvents, rules: Rules) -> list[int]:
-    """Names of events that are, or by their launch can become, communication."""
-    return [
-        code
-        for code, (group, text) in enumerate(events.names)
-        if (group == "kernel" and rules.kernel(text).class_ == "communication") or text == schema.P2P_COPY
-    ]
-
-
-def _lut(some: Sequence[int], size: int) -> NDArray[np.bool_]:
-    """A table that says of each code whether it is one of these."""
-    table = np.zeros(size, dtype=bool)
-    table[list(some)] = True
-    return table
+def _told(progress: Progress | None, what: str) -> Callable[[int], None] | None:
+    """Progress of one table."""
+    return (lambda rows: progress(what, rows, None)) if progress else None
 
 
 def _anchor(parts: Sequence[_Part]) -> None:
@@ -309,6 +263,16 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
     return lanes
 
 
+def _lane_of(ranked: Sequence[Lane], rank: NDArray[Any]) -> NDArray[np.int64]:
+    """Position in ``ranked`` of each rank number."""
+    return np.searchsorted([lane.rank or 0 for lane in ranked], rank)
+
+
+def _process_of(ranked: Sequence[Lane], rank: NDArray[Any]) -> NDArray[np.int64]:
+    """Row of ``processes`` of each rank number."""
+    return np.array([lane.process for lane in ranked], dtype=np.int64)[_lane_of(ranked, rank)]
+
+
 @dataclass
 class _Run:
     """Everything read, on its way to a Trace."""
@@ -319,6 +283,9 @@ class _Run:
     rules: Rules
     notes: _Notes
     tolerance: int
+    progress: Progress | None
+    calls: host.Launches | None = None
+    sought: NDArray[np.int64] | None = None
 
     def trace(
         self,
@@ -336,8 +303,15 @@ class _Run:
         names, name_of = self._names()
         ordered, rank = self._ordered(ranked, name_of, keep_rows=shapes)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
-        class_code = names["class"].to_physical().to_numpy()[ordered["name"]].copy()
-        self._copies_of_nccl(ordered, class_code, operations, rank)
+        if any(RUNTIME in part.report.tables for part in self.parts):
+            if launches:
+                self._read_launches(ordered, rank, ranked, None)
+            elif operations.height:  # NCCL's calls are all that launches are needed for
+                may_communicate = names["class"].eq("communication") | names["text"].eq(schema.P2P_COPY)
+                sought = np.flatnonzero(may_communicate.to_numpy()[ordered["name"]])
+                self._read_launches(ordered, rank, ranked, sought)
+        class_code = names["class"].to_physical().to_numpy()[ordered["name"]]
+        self._copies_of_nccl(ordered, class_code, operations, rank, ranked)
         kernels, collectives = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
         offsets = self._align(kernels, ordered, rank, ranked)
         offset_of_rank = {
@@ -373,11 +347,7 @@ class _Run:
             clock_tolerance_ns=self.tolerance,
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
-            launches=(
-                self._launch_frame(ordered, rank, offset_of_rank)
-                if launches and any(part.launches for part in self.parts)
-                else None
-            ),
+            launches=self._launch_frame(rank, offset_of_rank),
             shapes=self._shapes(ranked, rank) if shapes else None,
             calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
             records=self._host_table(host.read_records, schema.RECORDS, offsets) if host_calls else None,
@@ -534,104 +504,124 @@ class _Run:
             for part in self.parts
             for code, (process, device) in enumerate(part.events.lanes)
         }
-        rows_of = in_parallel(
-            [
-                (self.parts[lane.report].events.columns["lane"], code_of[lane.process, lane.device])
-                for lane in ranked
-            ],
-            lambda task: np.flatnonzero(task[0] == task[1]),
-            events=sum(part.events.columns["lane"].size for part in self.parts),
-        )
-        ends = np.cumsum([rows.size for rows in rows_of])
-        dtypes = {
-            "start_ns": np.int64, "end_ns": np.int64, "process": np.int32, "context": np.int32, "stream": np.int32,
-            "correlation": np.int64, "name": np.int32, "graph_node": np.bool_, "bytes": np.int64,
-        }  # fmt: skip
-        ordered: dict[str, NDArray[Any]] = {
-            name: np.empty(int(ends[-1]), dtype=dtype) for name, dtype in dtypes.items()
-        }
-        rank = np.empty(int(ends[-1]), dtype=np.int32)
-        self.rows = np.empty(int(ends[-1]) if keep_rows else 0, dtype=np.int64)
+        total = sum(part.events.columns["lane"].size for part in self.parts)
 
-        def place(number: int) -> None:
-            lane, rows, last = ranked[number], rows_of[number], int(ends[number])
-            part = self.parts[lane.report]
+        def order_of(number: int) -> NDArray[Any]:
+            """Rows of one rank in its report, in order."""
+            lane = ranked[number]
+            part, codes = self.parts[lane.report], name_of[lane.report]
             raw = part.events.columns
-            codes = name_of[lane.report]
-
-            def sizes(some: NDArray[Any]) -> NDArray[Any]:
-                found = np.full(some.size, NONE, dtype=np.int64)
-                sized = some >= part.events.kernels
-                found[sized] = part.events.bytes[some[sized] - part.events.kernels]
-                return found
+            rows = np.flatnonzero(raw["lane"] == code_of[lane.process, lane.device])
 
             def ties(places: NDArray[Any]) -> list[NDArray[Any]]:
                 some = rows[places]
-                names = codes[raw["name"][some]]
                 return [
                     raw["end_ns"][some],
                     raw["stream"][some],
-                    names,
+                    codes[raw["name"][some]],
                     raw["correlation"][some],
-                    sizes(some),
+                    part.events.bytes_of(some),
                 ]
 
-            rows = rows[stable_order(raw["start_ns"][rows], ties)]
-            here = slice(last - rows.size, last)
-            for column in ("start_ns", "end_ns", "context", "stream", "correlation", "graph_node"):
-                np.take(raw[column], rows, out=ordered[column][here])
-            if part.shift:
-                ordered["start_ns"][here] += part.shift
-                ordered["end_ns"][here] += part.shift
-            np.take(codes, raw["name"][rows], out=ordered["name"][here])
-            ordered["bytes"][here] = sizes(rows)
-            ordered["process"][here] = lane.process
-            rank[here] = lane.rank or 0
-            if keep_rows:
-                self.rows[here] = rows
+            return rows[stable_order(raw["start_ns"][rows], ties)]
 
-        in_parallel(range(len(ranked)), place, events=int(ends[-1]))
+        rows_of = in_parallel(range(len(ranked)), order_of, events=total)
+        ends = np.cumsum([rows.size for rows in rows_of]).tolist()
+        slices = [slice(end - rows.size, end) for rows, end in zip(rows_of, ends, strict=True)]
         for part in self.parts:
-            part.events.columns = {}
+            del part.events.columns["lane"]
+        ordered: dict[str, NDArray[Any]] = {}
+        # One column after the other, and the unordered one is let go: both orders together would take twice the memory.
+        for name in tuple(self.parts[0].events.columns):
+            column = np.empty(ends[-1], dtype=self.parts[0].events.columns[name].dtype)
+
+            def gather(number: int, name: str = name, column: NDArray[Any] = column) -> None:
+                report, here = ranked[number].report, column[slices[number]]
+                np.take(self.parts[report].events.columns[name], rows_of[number], out=here, mode="clip")
+                if name in ("start_ns", "end_ns"):
+                    here += self.parts[report].shift
+                elif name == "name":
+                    np.take(name_of[report], here, out=here, mode="clip")
+
+            in_parallel(range(len(ranked)), gather, events=total)
+            ordered[name] = column
+            for part in self.parts:
+                del part.events.columns[name]
+        ordered["bytes"] = np.full(ends[-1], NONE, dtype=np.int64)
+        rank = np.empty(ends[-1], dtype=np.int32)
+        for lane, rows, here in zip(ranked, rows_of, slices, strict=True):
+            part = self.parts[lane.report]
+            sized = np.flatnonzero(rows >= part.events.kernels)
+            ordered["bytes"][here][sized] = part.events.bytes_of(rows[sized])
+            rank[here] = lane.rank or 0
+        self.rows = np.concatenate(rows_of) if keep_rows else np.empty(0, dtype=np.int64)
         return ordered, rank
 
-    def _launches(self, ordered: Mapping[str, NDArray[Any]], rows: NDArray[Any]) -> Launches:
-        """The launches of some events, on the anchored axis."""
-        process, correlation = ordered["process"][rows], ordered["correlation"][rows]
-        found = Launches.unknown(rows.size)
-        for part in self.parts:
-            if part.launches is None:
+    def _read_launches(
+        self,
+        ordered: Mapping[str, NDArray[Any]],
+        rank: NDArray[Any],
+        ranked: Sequence[Lane],
+        sought: NDArray[Any] | None,
+    ) -> None:
+        """Read the launch calls of all events, or of those that are sought, on the anchored axis.
+
+        Args:
+            ordered: columns of all events.
+            rank: rank of each.
+            ranked: the lanes, by rank.
+            sought: rows of the events whose launches are needed; None: all of them.
+        """
+        columns = ordered["correlation"] if sought is None else ordered["correlation"][sought]
+        self.calls = host.Launches.unknown(columns.size)
+        self.sought = sought
+        for number, part in enumerate(self.parts):
+            if RUNTIME not in part.report.tables:
                 continue
-            last = part.first_process + len(part.processes.values)
-            mine = np.flatnonzero((process >= part.first_process) & (process < last))
-            start, end, thread, known = part.launches.look_up(
-                process[mine] - np.int32(part.first_process), correlation[mine]
+            lanes = []
+            for lane in ranked:
+                if lane.report == number:
+                    first, last = np.searchsorted(
+                        rank if sought is None else rank[sought], [lane.rank or 0, (lane.rank or 0) + 1]
+                    )
+                    lanes.append((lane.process - part.first_process, int(first), columns[first:last]))
+            table = host.LaunchTable(lanes, self.calls, len(part.processes.values))
+            dropped = host.read_launches(
+                part.report,
+                part.processes,
+                table,
+                _told(self.progress, f"{part.report.name}: launch calls"),
+                only=None if sought is None else np.concatenate([correlation for _, _, correlation in lanes]),
             )
-            found.start[mine], found.end[mine] = start + part.shift, end + part.shift
-            found.thread[mine], found.known[mine] = thread, known
-        return found
+            table.finish(part.shift)
+            self.notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
 
-    def _launch_frame(
-        self, ordered: Mapping[str, NDArray[Any]], rank: NDArray[Any], offset_of_rank: Mapping[int, int]
-    ) -> pl.DataFrame:
-        """``schema.LAUNCHES`` of all events, rank by rank."""
+    def _launches(self, rows: NDArray[Any]) -> host.Launches:
+        """The launches of some events, on the anchored axis; unknown where they were not sought."""
+        if self.calls is None:
+            return host.Launches.unknown(rows.size)
+        return self.calls.of(rows if self.sought is None else np.searchsorted(self.sought, rows))
 
-        def of_rank(number: int) -> pl.DataFrame:
-            first, last = np.searchsorted(rank, [number, number + 1])
-            found = self._launches(ordered, np.arange(first, last))
-            offset = offset_of_rank[number]
-            frame = pl.DataFrame(
-                {
-                    "launch_ns": shared(found.start + offset),
-                    "launch_end_ns": shared(found.end + offset),
-                    "thread": shared(found.thread),
-                }
-            )
-            if not found.known.all():
-                frame = frame.with_columns(pl.when(pl.Series(found.known)).then(pl.all()))
-            return schema.LAUNCHES.check(frame)
-
-        return pl.concat(in_parallel(offset_of_rank, of_rank, events=rank.size))
+    def _launch_frame(self, rank: NDArray[Any], offset_of_rank: Mapping[int, int]) -> pl.DataFrame | None:
+        """``schema.LAUNCHES`` of all events, on the aligned axis; None if they were not all read."""
+        if self.calls is None or self.sought is not None:
+            return None
+        calls = self.calls
+        for number, offset in offset_of_rank.items():
+            here = slice(*np.searchsorted(rank, [number, number + 1]))
+            if offset:
+                calls.start[here] += offset
+                calls.end[here] += offset
+        frame = pl.DataFrame(
+            {
+                "launch_ns": shared(calls.start),
+                "launch_end_ns": shared(calls.end),
+                "thread": shared(calls.thread),
+            }
+        )
+        if not calls.known.all():
+            frame = frame.with_columns(pl.when(pl.Series(calls.known)).then(pl.all()))
+        return schema.LAUNCHES.check(frame)
 
     def _copies_of_nccl(
         self,
@@ -639,6 +629,7 @@ class _Run:
         class_code: NDArray[Any],
         operations: pl.DataFrame,
         rank: NDArray[Any],
+        ranked: Sequence[Lane],
     ) -> None:
         """Peer-to-peer copies launched inside an NCCL range are copy-engine collectives."""
         if not operations.height or not self._peer_names:
@@ -648,9 +639,14 @@ class _Run:
         )
         if not copies.size:
             return
-        launch = self._launches(ordered, copies)
+        launch = self._launches(copies)
         carried = carried_operations(
-            operations, ordered["process"][copies], launch.thread, launch.start, launch.known, rank[copies]
+            operations,
+            _process_of(ranked, rank[copies]),
+            launch.thread,
+            launch.start,
+            launch.known,
+            rank[copies],
         )
         inside = carried.only >= 0
         inside[list(carried.several)] = True
@@ -767,21 +763,19 @@ class _Run:
         code = np.array(
             [ALL_KINDS.index(kind) if kind else NONE for kind in names["kind"].to_list()], np.int64
         )
-        clock_of = np.zeros(max(rank_process) + 1, dtype=np.int64)
-        for lane in ranked:
-            clock_of[lane.rank or 0] = self.parts[lane.report].clock
+        clock_of_lane = np.array([self.parts[lane.report].clock for lane in ranked], dtype=np.int64)
         kernels = Kernels.of(
             event=rows,
             rank=rank[rows].astype(np.int64),
-            clock=clock_of[rank[rows]],
+            clock=clock_of_lane[_lane_of(ranked, rank[rows])],
             start=ordered["start_ns"][rows],
             end=ordered["end_ns"][rows],
             stream=ordered["stream"][rows].astype(np.int64),
             kind=code[ordered["name"][rows]],
         )
-        launch = self._launches(ordered, rows)
+        launch = self._launches(rows)
         carried = carried_operations(
-            operations, ordered["process"][rows], launch.thread, launch.start, launch.known, rank[rows]
+            operations, _process_of(ranked, rank[rows]), launch.thread, launch.start, launch.known, rank[rows]
         )
         worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
         found = match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
