@@ -553,12 +553,7 @@ def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame) -> _Spans:
         .filter(pl.col("skew") > LATENCY_NS, pl.col("lateness") > 0)
         .cast({"last_rank": pl.Int64})
     )
-    met = others.join_where(
-        pieces.select("path", "start_ns", "end_ns", on_rank="rank"),
-        pl.col("ready") > pl.col("start_ns"),
-        pl.col("ready") <= pl.col("end_ns"),
-        pl.col("last_rank") == pl.col("on_rank"),
-    ).sort("path", "ready", "arriver")
+    met = _met(pieces, others)
     pauses: dict[tuple[int, int], list[list[int]]] = {}
     for on, rank, first, last in (
         pieces.filter("is_long").select("path", "rank", "start_ns", "end_ns").iter_rows()
@@ -573,6 +568,27 @@ def _lateness(context: Context, graph: Graph, pieces: pl.DataFrame) -> _Spans:
     ]
     table = np.array(spans, dtype=np.int64).reshape(-1, 4)
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+
+
+def _met(pieces: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
+    """The arrivals (``ready``, ``last_rank``) at which a path is on the rank that arrives, with that ``path``."""
+    path, start = pieces["path"].to_numpy(), pieces["start_ns"].to_numpy()
+    rank = pieces["rank"].fill_null(-1).to_numpy()
+    firsts = np.flatnonzero(np.append(True, path[1:] != path[:-1])) if path.size else path
+    lasts = np.append(firsts[1:], path.size) - 1
+    arrivals = arrivals.sort("ready", "arriver")
+    ready = arrivals["ready"].to_numpy()
+    low = np.searchsorted(ready, start[firsts], side="right")
+    count = np.searchsorted(ready, pieces["end_ns"].to_numpy()[lasts], side="right") - low
+    on = np.repeat(np.arange(firsts.size), count)
+    row = np.arange(on.size) + np.repeat(low - np.cumsum(count) + count, count)
+    # (path, time) is one ascending number, since paths follow each other.
+    zero = int(min(start.min(initial=0), ready.min(initial=0)))
+    width = int(max(start.max(initial=0), ready.max(initial=0))) - zero + 1
+    begins = np.repeat(np.arange(firsts.size), lasts - firsts + 1) * width + (start - zero)
+    piece = np.searchsorted(begins, on * width + (ready[row] - zero), side="left") - 1
+    here = np.flatnonzero(rank[piece] == arrivals["last_rank"].to_numpy()[row])
+    return arrivals[row[here]].with_columns(path=pl.Series(path[firsts][on[here]]))
 
 
 def _made_in(pauses: list[list[int]], since: int, ready: int, lateness: int) -> Iterator[tuple[int, int]]:
