@@ -588,7 +588,8 @@ def _met(pieces: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
     begins = np.repeat(np.arange(firsts.size), lasts - firsts + 1) * width + (start - zero)
     piece = np.searchsorted(begins, on * width + (ready[row] - zero), side="left") - 1
     here = np.flatnonzero(rank[piece] == arrivals["last_rank"].to_numpy()[row])
-    return arrivals[row[here]].with_columns(path=pl.Series(path[firsts][on[here]]))
+    met: pl.DataFrame = arrivals[row[here]].with_columns(path=pl.Series(path[firsts][on[here]]))
+    return met
 
 
 def _made_in(pauses: list[list[int]], since: int, ready: int, lateness: int) -> Iterator[tuple[int, int]]:
