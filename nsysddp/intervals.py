@@ -217,13 +217,17 @@ def grouped_union(
     groups, first, last = groups[real], first[real], last[real]
     if not groups.size:
         return groups, first, last
-    order = np.lexsort((first, groups))
-    groups, first, last = groups[order], first[order], last[order]
-    # A running maximum that starts anew in each group: ends become their places among all ends, so that
-    # (group, place) is one ascending number that cannot overflow.
-    places, ends = np.unique(last, return_inverse=True)
-    running = np.maximum.accumulate(groups * places.size + ends.ravel())
-    reach = places[running % places.size]
+    if (np.diff(groups) < 0).any() or (first[1:] < first[:-1]).any():
+        order = np.lexsort((first, groups))
+        groups, first, last = groups[order], first[order], last[order]
+    # A running maximum that starts anew in each group: the groups are laid behind each other on one axis.
+    low, high = int(first.min()), int(last.max())
+    if (high - low + 1) * (int(groups[-1]) + 1) < 1 << 62:
+        axis = groups * (high - low + 1) - low
+        reach = np.maximum.accumulate(last + axis) - axis
+    else:  # Too long an axis: ends become their places among all ends.
+        places, ends = np.unique(last, return_inverse=True)
+        reach = places[np.maximum.accumulate(groups * places.size + ends.ravel()) % places.size]
     opens = np.ones(groups.size, dtype=bool)
     opens[1:] = (groups[1:] != groups[:-1]) | (first[1:] > reach[:-1])
     heads = np.flatnonzero(opens)

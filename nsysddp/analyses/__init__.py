@@ -124,7 +124,8 @@ def context_of(trace: Trace, selection: Selection | None = None) -> Context:
     chosen = selection or Selection()
     attribution = steps.attribute(trace)
     windows = steps.windows(trace, attribution, chosen)
-    every = steps.windows(trace, attribution, Selection(per=chosen.per))
+    whole = Selection(per=chosen.per)
+    every = windows if chosen == whole else steps.windows(trace, attribution, whole)
     timed = collectives.timed(trace)
     return Context(
         trace=trace,

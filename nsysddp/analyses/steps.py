@@ -87,11 +87,12 @@ class Timeline:
 
     def find(self, thread: NDArray[Any], at: Times) -> NDArray[np.int64]:
         """Range row for each instant: the thread's own first, else of exactly one other thread."""
-        found = _at(*self._any, at)
+        found = np.full(at.shape, -1, dtype=np.int64)
         for number in self._threads:
             mine = np.flatnonzero(thread == number)
-            own = self.own(number, at[mine])
-            found[mine] = np.where(own >= 0, own, found[mine])
+            found[mine] = self.own(number, at[mine])
+        rest = np.flatnonzero(found < 0)
+        found[rest] = _at(*self._any, at[rest])
         return found
 
 
@@ -198,18 +199,23 @@ def attribute(trace: Trace) -> Attribution:
         first, last = trace.rows_of(rank)
         process = trace.process_of_rank[rank]
         of_process = ranges.filter(pl.col("process") == process)
-        known = np.flatnonzero(launched[first:last]) + first
+        known = np.flatnonzero(launched[first:last])
         if trace.launches is not None and known.size:
-            at = trace.launches["launch_ns"].gather(known).to_numpy()
-            thread = trace.launches["thread"].gather(known).to_numpy()
-            step[known] = _find(of_process, "step_index", thread, at, outermost=True)
+            own = trace.launches.slice(first, last - first)
+            if known.size < last - first:
+                own = own[known]
+            at, thread = own["launch_ns"].to_numpy(), own["thread"].to_numpy()
+            step[first:last][known] = _find(of_process, "step_index", thread, at, outermost=True)
             mine = phases.with_row_index("row").filter(pl.col("process") == process)
-            phase[known] = _find(mine, "row", thread, at, outermost=False)
-        rest = np.flatnonzero(~launched[first:last]) + first
-        if not of_process.height or not rest.size:
+            phase[first:last][known] = _find(mine, "row", thread, at, outermost=False)
+        missing = last - first - known.size
+        if not of_process.height or not missing:
             return 0
-        step[rest] = _by_time(trace, rank, step, rest)
-        return int(rest.size)
+        made = _rank_windows(trace, rank, step)
+        if made:
+            rest = np.flatnonzero(~launched[first:last]) + first
+            step[rest] = _by_time(made, trace.events["start_ns"].gather(rest).to_numpy())
+        return missing
 
     by_time = sum(trace.each_rank(of_rank))
     steps = (
@@ -236,16 +242,12 @@ def _find(
     return np.where(found >= 0, values[np.maximum(found, 0)], -1)
 
 
-def _by_time(trace: Trace, rank: int, step: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+def _by_time(windows_of_rank: Sequence[Window], start: Times) -> NDArray[Any]:
     """Step whose window, made from the launched events, contains each event's start."""
-    windows = _rank_windows(trace, rank, step)
-    start = trace.events["start_ns"].gather(rows).to_numpy()
-    if not windows:
-        return np.full(rows.size, -1, dtype=np.int64)
-    edges = np.array([window.start for window in windows])
+    edges = np.array([window.start for window in windows_of_rank])
     place = np.searchsorted(edges, start, side="right") - 1
-    index = np.array([window.step for window in windows])
-    inside = (place >= 0) & (start < windows[-1].end)
+    index = np.array([window.step for window in windows_of_rank])
+    inside = (place >= 0) & (start < windows_of_rank[-1].end)
     return np.where(inside, index[np.maximum(place, 0)], -1)
 
 
@@ -381,24 +383,27 @@ def _rank_windows(trace: Trace, rank: int, step: NDArray[Any]) -> list[Window]:
     if not (mine >= 0).any():
         return []
     events = trace.events_of(rank)
-    is_compute = events["class"].is_in(["compute", "spin"]) & (events["end_ns"] > events["start_ns"])
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    computes = trace.is_class(rank, ["compute", "spin"]) & (end > start)
+    # Events that follow each other are mostly of one step: runs of them are few, and quickly grouped.
+    heads = np.flatnonzero(np.diff(mine, prepend=mine[0] - 1))
+    never = np.iinfo(np.int64).max
+    compute_first = np.minimum.reduceat(np.where(computes, start, never), heads)
+    compute_last = np.maximum.reduceat(np.where(computes, end, -never), heads)
     table = (
         pl.DataFrame(
             {
-                "step": mine,
-                "start": events["start_ns"],
-                "end": events["end_ns"],
-                "compute": is_compute,
+                "step": mine[heads],
+                "first": start[heads],
+                "last": np.maximum.reduceat(end, heads),
+                "compute_first": compute_first,
+                "compute_last": compute_last,
             }
         )
+        .with_columns(pl.when(pl.col("compute_first") < never).then(pl.col("compute_first", "compute_last")))
         .filter(pl.col("step") >= 0)
         .group_by("step")
-        .agg(
-            pl.col("start").min().alias("first"),
-            pl.col("end").max().alias("last"),
-            pl.col("start").filter(pl.col("compute")).min().alias("compute_first"),
-            pl.col("end").filter(pl.col("compute")).max().alias("compute_last"),
-        )
+        .agg(pl.col("first", "compute_first").min(), pl.col("last", "compute_last").max())
         .sort("step")
     )
     starts: list[int] = []
@@ -451,8 +456,8 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
     made_all: list[Window] = []
     warnings: list[Warning] = []
     empty = 0
-    for rank in trace.rank_numbers:
-        mine = _with_warm_up(_rank_windows(trace, rank, by_launch))
+    of_ranks = trace.each_rank(lambda rank: _with_warm_up(_rank_windows(trace, rank, by_launch)))
+    for rank, mine in zip(trace.rank_numbers, of_ranks, strict=True):
         process = trace.process_of_rank[rank]
         named = attribution.ranges.filter(pl.col("process") == process)["step_index"].n_unique()
         empty += named - len(mine)

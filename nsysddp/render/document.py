@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+_ROWS_AT_A_TIME = 10_000
+"""Rows that become text together: a long table as one text would take more memory than the analysis."""
+
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the document, made from the table contracts."""
@@ -127,8 +130,10 @@ def write(result: Result, stream: TextIO) -> None:
     stream.write(json.dumps(_head(result))[:-1])
     stream.write(', "tables": {')
     for number, (name, frame) in enumerate(result.tables.items()):
-        stream.write(f"{', ' if number else ''}{json.dumps(name)}: ")
-        stream.write(frame.write_json() if frame.height else "[]")
+        stream.write(f"{', ' if number else ''}{json.dumps(name)}: [")
+        for part, some in enumerate(frame.iter_slices(_ROWS_AT_A_TIME)):
+            stream.write(f"{',' if part else ''}{some.write_json()[1:-1]}")
+        stream.write("]")
     stream.write("}, ")
     stream.write(json.dumps(_rest(result), ensure_ascii=False)[1:])
     stream.write("\n")
