@@ -156,9 +156,14 @@ class Trace:
 
     def is_class(self, rank: int, classes: Iterable[str]) -> np.ndarray:
         """For each of the rank's events: is it of one of these classes?"""
-        wanted = np.isin(CLASSES, list(classes))
-        found: np.ndarray = wanted[self.events_of(rank)["class"].to_physical().to_numpy()]
+        wanted = np.array([name in frozenset(classes) for name in CLASSES])
+        first, last = self.rows_of(rank)
+        found: np.ndarray = wanted.take(self._class_codes[first:last], mode="clip")
         return found
+
+    @cached_property
+    def _class_codes(self) -> np.ndarray:
+        return self.events["class"].to_physical().to_numpy()
 
     def union(self, rank: int, classes: Iterable[str]) -> Intervals:
         """The union of the rank's events of the given classes, as disjoint ordered intervals.

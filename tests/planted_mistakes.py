@@ -95,8 +95,8 @@ MISTAKES = (
     Mistake(
         "a tail that takes a hook's own kernels for backward",
         "analyses/overlap.py",
-        'pl.col("launch") <= pl.col("comm_launch")',
-        'pl.col("launch").is_not_null()',
+        "rows = rows[launch.gather(rows).to_numpy() <= limit[of_range[rows]]]",
+        "rows = rows[limit[of_range[rows]] > -(1 << 62)]",
         (INGEST, "-k", "tail"),
     ),
     Mistake(
@@ -109,9 +109,8 @@ MISTAKES = (
     Mistake(
         "sums of durations instead of a union in the phases",
         "analyses/overlap.py",
-        "    length = end - start\n    if minus is not None:",
-        '    group, start, end = (events[n].to_numpy() for n in ("row", "start_ns", "end_ns"))\n'
-        "    length = end - start\n    if minus is not None:",
+        "group, start, end = grouped_union(row, start, end)",
+        'order = np.argsort(row, kind="stable")\n    group, start, end = row[order], start[order], end[order]',
         RUNS,
     ),
     Mistake(

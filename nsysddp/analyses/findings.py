@@ -241,30 +241,34 @@ def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
     Within steps, where there are any: outside, ranks wait for each other in barriers.
     """
     has_steps = attribution.steps.height > 0
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    communication = duration.filter(pl.col("class") == "communication").sum().alias("communication")
-    compute = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum().alias("compute")
 
     def of_rank(rank: int) -> pl.DataFrame:
         """Streams outside graphs that communicated, beside everything the rank ran.
 
         Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
         """
-        events = trace.events_of(rank).select("class", "start_ns", "end_ns", "context", "stream", "in_graph")
-        talks = trace.is_class(rank, ["communication"])
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank)
+        talks, computes = trace.is_class(rank, ["communication"]), trace.is_class(rank, ["compute", "spin"])
         if has_steps:
-            first, last = trace.rows_of(rank)
             within = attribution.step[first:last] >= 0
-            events, talks = events.filter(within), talks[within]
-        talking = events[np.flatnonzero(talks)]
-        streams = talking["stream"].unique().to_list()
-        everything, most = events.select(communication, compute).row(0)
+            talks, computes = talks & within, computes & within
+        duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
+        stream = events["stream"].to_numpy()
+        talking = np.isin(stream, np.unique(stream[talks])) & (talks | computes)
+        rows = np.flatnonzero(talking & ~events["in_graph"].to_numpy())
         return (
-            events.filter(pl.col("stream").is_in(streams) & ~pl.col("in_graph"))
-            .group_by("context", "stream")
-            .agg(communication, compute)
+            events.select("context", "stream")[rows]
             .with_columns(
-                pl.lit(rank).alias("rank"), pl.lit(everything).alias("all"), pl.lit(most).alias("most")
+                communication=pl.Series(np.where(talks[rows], duration[rows], 0)),
+                compute=pl.Series(np.where(computes[rows], duration[rows], 0)),
+            )
+            .group_by("context", "stream")
+            .sum()
+            .with_columns(
+                pl.lit(rank).alias("rank"),
+                pl.lit(int(duration[talks].sum())).alias("all"),
+                pl.lit(int(duration[computes].sum())).alias("most"),
             )
         )
 

@@ -107,11 +107,11 @@ def overlap_table(
             return rows
         sets = _sets(trace, rank, splits[rank])
         measured = _measure(sets, windows)
+        _assert_identities(measured, windows)
         counts = _counts(trace, attribution, rank, windows, chosen.per)
         tails = _tails(trace, attribution, rank, windows, splits[rank])
         for number, window in enumerate(windows):
             row: dict[str, Any] = {name: int(values[number]) for name, values in measured.items()}
-            _assert_identities(row, window)
             holds_graphs = row.pop("graph_any_ns") > 0
             matched = row.pop("matched_ns")
             if row["communication_ns"] and not matched:
@@ -182,27 +182,30 @@ def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]
     }
 
 
-def _assert_identities(row: dict[str, Any], window: Window) -> None:
-    parts = (
-        row["compute_ns"]
-        + row["exposed_communication_ns"]
-        + row["exposed_memory_ns"]
-        + row["graph_ns"]
-        + row["idle_ns"]
+def _assert_identities(measured: Mapping[str, NDArray[np.int64]], windows: list[Window]) -> None:
+    """The books of every window balance."""
+    sizes = np.array([window.end - window.start for window in windows], dtype=np.int64)
+    parts = sum(
+        measured[name]
+        for name in ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "graph_ns", "idle_ns")
     )
     split = sum(
-        row[f"{where}_{what}_ns"]
+        measured[f"{where}_{what}_ns"]
         for where in ("hidden", "exposed")
         for what in ("transfer", "wait", "unsplit")
     )
+    communication = measured["communication_ns"]
     sound = (
-        row["hidden_communication_ns"] + row["exposed_communication_ns"] == row["communication_ns"]
-        and parts == row["window_ns"] == window.end - window.start
-        and split == row["communication_ns"]
-        and row["spin_ns"] <= row["compute_ns"]
-        and min(value for value in row.values()) >= 0
+        (measured["hidden_communication_ns"] + measured["exposed_communication_ns"] == communication)
+        & (parts == measured["window_ns"])
+        & (measured["window_ns"] == sizes)
+        & (split == communication)
+        & (measured["spin_ns"] <= measured["compute_ns"])
+        & (np.min(list(measured.values()), axis=0) >= 0)
     )
-    if not sound:
+    if not sound.all():
+        number = int(np.argmin(sound))
+        window, row = windows[number], {name: int(values[number]) for name, values in measured.items()}
         raise AnalysisError(
             f"the books of rank {window.rank} do not balance in [{window.start}, {window.end}): {row}",
             do="please report this with the export",
@@ -218,12 +221,11 @@ def _counts(
     is_kernel = trace.is_kernel[events["name"].to_numpy()]
     is_collective = trace.is_class(rank, ["communication"])
     if per == "step":
-        index = attribution.step[first:last]
-        size = max(window.step for window in windows) + 1
-        inside = (index >= 0) & (index < size)
-        kernels = np.bincount(index[inside & is_kernel], minlength=size)
-        collectives = np.bincount(index[inside & is_collective], minlength=size)
-        steps = [window.step for window in windows]
+        index = attribution.step[first:last] + 1  # 0: none
+        steps = np.array([window.step for window in windows]) + 1
+        kernels, collectives = (
+            np.bincount(index[some], minlength=steps.max() + 1) for some in (is_kernel, is_collective)
+        )
         return kernels[steps], collectives[steps]
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     made = []
@@ -261,55 +263,53 @@ def _tails(
     if not last_range or trace.launches is None:
         return [nothing] * len(windows)
     first, last = trace.rows_of(rank)
-    events = trace.events_of(rank)
-    table = (
+    counts = np.zeros(attribution.phases.height + 1, dtype=bool)
+    counts[list(last_range.values())] = True
+    of_range = attribution.phase_range[first:last]
+    inside = counts[of_range]  # no phase (-1) is the last place, which never counts
+    end, launch = trace.events_of(rank)["end_ns"], trace.launches["launch_ns"].slice(first, last - first)
+    rows = np.flatnonzero(inside & trace.is_class(rank, ["communication"]))
+    last_one = (
         pl.DataFrame(
             {
-                "range": attribution.phase_range[first:last],
-                "class": events["class"],
-                "end": events["end_ns"],
-                "launch": trace.launches["launch_ns"].slice(first, last - first),
+                "range": of_range[rows],
+                "comm_finish": end.gather(rows),
+                "comm_launch": launch.gather(rows),
             }
         )
-        .filter(pl.col("range").is_in(list(last_range.values())))
-        .with_columns(pl.col("class").is_in(["compute", "spin"]).alias("computes"))
-    )
-    finish = (
-        table.filter(pl.col("class") == "communication")
-        .sort("end", "launch")
+        .sort("comm_finish", "comm_launch")
         .group_by("range", maintain_order=True)
-        .agg(pl.col("end").last().alias("comm_finish"), pl.col("launch").last().alias("comm_launch"))
+        .last()
     )
-    compute = (
-        table.filter(pl.col("computes"))
-        .join(finish, on="range")
-        .filter(pl.col("launch") <= pl.col("comm_launch"))
-        .group_by("range")
-        .agg(pl.col("end").max().alias("backward_finish"))
-    )
+    limit = np.full(counts.size, np.iinfo(np.int64).min)
+    limit[last_one["range"].to_numpy()] = last_one["comm_launch"].to_numpy()
+    rows = np.flatnonzero(inside & trace.is_class(rank, ["compute", "spin"]))
+    rows = rows[launch.gather(rows).to_numpy() <= limit[of_range[rows]]]
+    latest = np.full(counts.size, np.iinfo(np.int64).min)
+    np.maximum.at(latest, of_range[rows], end.gather(rows).to_numpy())
+    never = np.iinfo(np.int64).min
     spans = {
-        row["range"]: (row["backward_finish"], row["comm_finish"])
-        for row in finish.join(compute, on="range", how="left").iter_rows(named=True)
+        number: (int(latest[number]) if latest[number] > never else None, int(finish))
+        for number, finish in last_one.select("range", "comm_finish").iter_rows()
     }
-    made = []
-    for window in windows:
-        if window.step not in last_range:
-            made.append(nothing)
-            continue
-        begin, end = spans.get(last_range[window.step], (0, 0))
-        if begin is None:
-            made.append(nothing)
-            continue
-        begin, end = int(begin), int(end)
-        told = not split.unsplit.length_within(begin, end)
-        made.append(
-            {
-                "tail_communication_ns": max(0, end - begin),
-                "tail_wait_ns": int(split.wait.length_within(begin, end)) if told else None,
-                "tail_transfer_ns": int(split.transfer.length_within(begin, end)) if told else None,
-            }
-        )
-    return made
+    of_window = [
+        spans.get(last_range[window.step], (0, 0)) if window.step in last_range else (None, 0)
+        for window in windows
+    ]
+    begun = np.array([begin or 0 for begin, _ in of_window], dtype=np.int64)
+    finished = np.array([finish for _, finish in of_window], dtype=np.int64)
+    told = split.unsplit.length_within(begun, finished) == 0
+    waits, transfers = (some.length_within(begun, finished).tolist() for some in (split.wait, split.transfer))
+    return [
+        nothing
+        if of_window[number][0] is None
+        else {
+            "tail_communication_ns": length,
+            "tail_wait_ns": waits[number] if told[number] else None,
+            "tail_transfer_ns": transfers[number] if told[number] else None,
+        }
+        for number, length in enumerate(np.maximum(finished - begun, 0).tolist())
+    ]
 
 
 def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.DataFrame:
@@ -326,24 +326,35 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
         if not mine.height:
             return schema.PHASE.empty()
         first, last = trace.rows_of(rank)
-        of_phase = attribution.phase_range[first:last]
-        inside = (
-            trace.events_of(rank)
-            .filter(pl.Series(of_phase >= 0))
-            .with_columns(pl.Series("row", of_phase[of_phase >= 0].astype(np.uint32)))
-        )
-        spans = inside.group_by("row").agg(
-            pl.col("start_ns").min().alias("gpu_start_ns"),
-            pl.col("end_ns").max().alias("gpu_end_ns"),
-            pl.col("name").is_in(np.flatnonzero(trace.is_kernel)).sum().alias("kernels"),
+        events = trace.events_of(rank)
+        rows = np.flatnonzero(attribution.phase_range[first:last] >= 0)
+        of_phase = attribution.phase_range[first:last][rows]
+        start, end = events["start_ns"].to_numpy()[rows], events["end_ns"].to_numpy()[rows]
+        heads = np.flatnonzero(
+            np.diff(of_phase, prepend=-1)
+        )  # events that follow each other are mostly of one phase
+        kernels = trace.is_kernel[events["name"].to_numpy()[rows]]
+        spans = (
+            pl.DataFrame(
+                {
+                    "row": of_phase[heads].astype(np.uint32),
+                    "gpu_start_ns": start[heads],
+                    "gpu_end_ns": np.maximum.reduceat(end, heads) if rows.size else end,
+                    "kernels": np.add.reduceat(kernels, heads, dtype=np.int64) if rows.size else end,
+                }
+            )
+            .group_by("row")
+            .agg(pl.col("gpu_start_ns").min(), pl.col("gpu_end_ns").max(), pl.col("kernels").sum())
         )
         compute = trace.union(rank, ["compute", "spin"])
-        computing = inside.filter(pl.col("class").is_in(["compute", "spin"]))
-        communicating = inside.filter(pl.col("class") == "communication")
+        computing = trace.is_class(rank, ["compute", "spin"])[rows]
+        communicating = trace.is_class(rank, ["communication"])[rows]
         lengths = {
-            "compute_ns": _per_group(computing, None),
-            "communication_ns": _per_group(communicating, None),
-            "exposed_communication_ns": _per_group(communicating, compute),
+            "compute_ns": _per_group(of_phase[computing], start[computing], end[computing]),
+            "communication_ns": _per_group(of_phase[communicating], start[communicating], end[communicating]),
+            "exposed_communication_ns": _per_group(
+                of_phase[communicating], start[communicating], end[communicating], minus=compute
+            ),
         }
         table = mine.join(spans, on="row", how="left")
         for name, found in lengths.items():
@@ -363,18 +374,20 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
     return pl.concat([schema.PHASE.empty(), *trace.each_rank(of_rank)])
 
 
-def _per_group(events: pl.DataFrame, minus: Intervals | None) -> pl.DataFrame:
-    """``|union of each group's events - minus|`` by ``row``."""
-    group, start, end = grouped_union(
-        events["row"].to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    )
+def _per_group(
+    row: NDArray[Any], start: NDArray[np.int64], end: NDArray[np.int64], minus: Intervals | None = None
+) -> pl.DataFrame:
+    """``|union of the events of each row - minus|``."""
+    group, start, end = grouped_union(row, start, end)
     length = end - start
     if minus is not None:
         length = length - minus.length_within(start, end)
-    return (
-        pl.DataFrame({"row": group.astype(np.uint32), "length": length})
-        .group_by("row")
-        .agg(pl.col("length").sum())
+    heads = np.flatnonzero(np.diff(group, prepend=-1))
+    return pl.DataFrame(
+        {
+            "row": group[heads].astype(np.uint32),
+            "length": np.add.reduceat(length, heads) if heads.size else length,
+        }
     )
 
 
@@ -449,9 +462,10 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
         part = events[rows].with_columns(pl.Series("step_index", attribution.step[first:last][rows]))
         groups = part.select("step_index", "name").unique().sort("step_index", "name").with_row_index("row")
         part = part.join(groups, on=["step_index", "name"], how="left", maintain_order="left")
-        totals = _per_group(part, None).rename({"length": "total_ns"})
+        of_group, start, end = (part[name].to_numpy() for name in ("row", "start_ns", "end_ns"))
+        totals = _per_group(of_group, start, end).rename({"length": "total_ns"})
         working = trace.union(rank, ["compute", "spin", "communication"])
-        alone = _per_group(part, working).rename({"length": "exposed_ns"})
+        alone = _per_group(of_group, start, end, minus=working).rename({"length": "exposed_ns"})
         counted = part.group_by("row").agg(pl.len().alias("count"), pl.col("bytes").sum())
         table = (
             groups.join(counted, on="row")
@@ -477,16 +491,25 @@ def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
     """Which GPU work lies outside every step window (a barrier after the last step, say)?"""
     if all_windows.per != "step":
         return schema.OUTSIDE_STEPS.empty()
-    rows = []
-    for rank in trace.rank_numbers:
+
+    def of_rank(rank: int) -> list[dict[str, Any]]:
         mine = [window for window in all_windows.windows if window.rank == rank]
         events = trace.events_of(rank)
         covered = Intervals.union_of([window.start for window in mine], [window.end for window in mine])
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-        outside = (end - start) > covered.length_within(start, end)
-        for name in schema.CLASSES:
-            count = int(np.count_nonzero(outside & (events["class"] == name).to_numpy()))
-            if count:
-                total = trace.union(rank, [name]) - covered
-                rows.append({"rank": rank, "class": name, "count": count, "total_ns": total.length_ns})
-    return schema.OUTSIDE_STEPS.frame(rows)
+        outside = np.flatnonzero(end - start > covered.length_within_each(start, end))
+        counts = np.bincount(
+            events["class"].to_physical().gather(outside).to_numpy(), minlength=len(schema.CLASSES)
+        )
+        return [
+            {
+                "rank": rank,
+                "class": name,
+                "count": count,
+                "total_ns": (trace.union(rank, [name]) - covered).length_ns,
+            }
+            for name, count in zip(schema.CLASSES, counts.tolist(), strict=True)
+            if count
+        ]
+
+    return schema.OUTSIDE_STEPS.frame([row for rows in trace.each_rank(of_rank) for row in rows])
