@@ -123,8 +123,8 @@ MISTAKES = (
     Mistake(
         "a prefetch that pulls its step forward",
         "analyses/steps.py",
-        'max(row["first"], previous_compute)',
-        'min(row["first"], previous_compute)',
+        "max(begin, int(compute_closes[numbers[place - 1]]))",
+        "min(begin, int(compute_closes[numbers[place - 1]]))",
         (INGEST, "-k", "prefetch"),
     ),
     Mistake(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Times = NDArray[np.int64]
 
+_EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
 WARM_UP_RATIO = 1.5
 """Leading steps longer than this times the median of the rest are warm-up."""
 
@@ -193,12 +195,14 @@ def attribute(trace: Trace) -> Attribution:
     launched = np.zeros(size, dtype=bool)
     if trace.launches is not None:
         launched = trace.launches["launch_ns"].is_not_null().to_numpy()
+    process_of_range, process_of_phase = ranges["process"].to_numpy(), phases["process"].to_numpy()
+    numbered_phases = phases.with_row_index("row")
 
     def of_rank(rank: int) -> int:
         """Fill the rank's slices; returns how many events were placed by time."""
         first, last = trace.rows_of(rank)
         process = trace.process_of_rank[rank]
-        of_process = ranges.filter(pl.col("process") == process)
+        of_process = ranges[np.flatnonzero(process_of_range == process)]
         known = np.flatnonzero(launched[first:last])
         if trace.launches is not None and known.size:
             own = trace.launches.slice(first, last - first)
@@ -206,7 +210,7 @@ def attribute(trace: Trace) -> Attribution:
                 own = own[known]
             at, thread = own["launch_ns"].to_numpy(), own["thread"].to_numpy()
             step[first:last][known] = _find(of_process, "step_index", thread, at, outermost=True)
-            mine = phases.with_row_index("row").filter(pl.col("process") == process)
+            mine = numbered_phases[np.flatnonzero(process_of_phase == process)]
             phase[first:last][known] = _find(mine, "row", thread, at, outermost=False)
         missing = last - first - known.size
         if not of_process.height or not missing:
@@ -387,39 +391,32 @@ def _rank_windows(trace: Trace, rank: int, step: NDArray[Any]) -> list[Window]:
     computes = trace.is_class(rank, ["compute", "spin"]) & (end > start)
     # Events that follow each other are mostly of one step: runs of them are few, and quickly grouped.
     heads = np.flatnonzero(np.diff(mine, prepend=mine[0] - 1))
-    never = np.iinfo(np.int64).max
-    compute_first = np.minimum.reduceat(np.where(computes, start, never), heads)
-    compute_last = np.maximum.reduceat(np.where(computes, end, -never), heads)
-    table = (
-        pl.DataFrame(
-            {
-                "step": mine[heads],
-                "first": start[heads],
-                "last": np.maximum.reduceat(end, heads),
-                "compute_first": compute_first,
-                "compute_last": compute_last,
-            }
-        )
-        .with_columns(pl.when(pl.col("compute_first") < never).then(pl.col("compute_first", "compute_last")))
-        .filter(pl.col("step") >= 0)
-        .group_by("step")
-        .agg(pl.col("first", "compute_first").min(), pl.col("last", "compute_last").max())
-        .sort("step")
-    )
+    of_run, size = mine[heads], int(mine.max()) + 1
+
+    def earliest(times: Times) -> Times:
+        found = np.full(size + 1, _LATEST)  # the last place is for events in no step, which have step -1
+        np.minimum.at(found, of_run, np.minimum.reduceat(times, heads))
+        return found
+
+    def latest(times: Times) -> Times:
+        found = np.full(size + 1, _EARLIEST)
+        np.maximum.at(found, of_run, np.maximum.reduceat(times, heads))
+        return found
+
+    opens, closes = earliest(start), latest(end)
+    compute_opens = earliest(np.where(computes, start, _LATEST))
+    compute_closes = latest(np.where(computes, end, _EARLIEST))
+    numbers = np.flatnonzero(closes[:size] > _EARLIEST).tolist()
     starts: list[int] = []
-    previous_compute: int | None = None
-    for row in table.iter_rows(named=True):
-        if not starts:
-            begin = row["first"]
-        else:
-            begin = row["first"] if previous_compute is None else max(row["first"], previous_compute)
-            if row["compute_first"] is not None:
-                begin = min(begin, row["compute_first"])
-            begin = max(begin, starts[-1])
+    for place, number in enumerate(numbers):
+        begin = int(opens[number])
+        if (
+            place
+        ):  # a step without compute computes first at _LATEST and last at _EARLIEST, which bound nothing
+            begin = max(begin, int(compute_closes[numbers[place - 1]]))
+            begin = max(min(begin, int(compute_opens[number])), starts[-1])
         starts.append(begin)
-        previous_compute = row["compute_last"]
-    numbers = table["step"].to_list()
-    final = max(int(table["last"][-1]), starts[-1])
+    final = max(int(closes[numbers[-1]]), starts[-1])
     ends = [*starts[1:], final]
     return [Window(rank, number, a, b) for number, a, b in zip(numbers, starts, ends, strict=True)]
 
@@ -456,11 +453,13 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
     made_all: list[Window] = []
     warnings: list[Warning] = []
     empty = 0
+    process_of_range, step_of_range = (
+        attribution.ranges[name].to_numpy() for name in ("process", "step_index")
+    )
     of_ranks = trace.each_rank(lambda rank: _with_warm_up(_rank_windows(trace, rank, by_launch)))
     for rank, mine in zip(trace.rank_numbers, of_ranks, strict=True):
-        process = trace.process_of_rank[rank]
-        named = attribution.ranges.filter(pl.col("process") == process)["step_index"].n_unique()
-        empty += named - len(mine)
+        named = np.unique(step_of_range[process_of_range == trace.process_of_rank[rank]])
+        empty += named.size - len(mine)
         made_all.extend(mine)
     if empty:
         warnings.append(
