@@ -564,6 +564,19 @@ def test_30_a_step_that_the_profiler_cut_off_is_left_out(end: float | None, tmp_
     assert {one["code"]: one["count"] for one in made["warnings"]}["truncated_step"] == 1
 
 
+def test_30_steps_that_always_end_with_their_last_phase_are_whole(tmp_path: Path) -> None:
+    """A coarse clock, or a tool that closes both at once: then a common end is no sign of the profiler's stop."""
+    export = Export()
+    process = export.process()
+    for number in range(3):
+        process.range(f"step {number}", 100 * number, 100 * number + 100)
+        process.range("backward", 100 * number + 40, 100 * number + 100)
+        process.kernel("a", 7, (100 * number + 50, 100 * number + 70))
+    made = document(export.write(tmp_path / "a.sqlite"))
+    assert [row["step"] for row in made["tables"]["overlap"]] == ["step 0", "step 1", "step 2"]
+    assert "truncated_step" not in {one["code"] for one in made["warnings"]}
+
+
 def test_30_a_last_step_that_a_phase_outlives_is_whole(tmp_path: Path) -> None:
     export = Export()
     process = export.process()

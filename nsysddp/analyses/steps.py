@@ -99,10 +99,8 @@ class Timeline:
 
 
 def _at(edges: Times, ranges: NDArray[np.int64], at: Times) -> NDArray[np.int64]:
-    if not edges.size:
-        return np.full(at.shape, -1, dtype=np.int64)
-    place = np.searchsorted(edges, at, side="right") - 1
-    return np.where(place >= 0, ranges[np.maximum(place, 0)], -1)
+    # Before the first edge is no range.
+    return np.append(np.int64(-1), ranges)[np.searchsorted(edges, at, side="right")]
 
 
 def _segments(
@@ -242,8 +240,7 @@ def _find(
         outermost=outermost,
     )
     found = timeline.find(thread, at)
-    values = ranges[value].to_numpy().astype(np.int64)
-    return np.where(found >= 0, values[np.maximum(found, 0)], -1)
+    return np.append(ranges[value].to_numpy().astype(np.int64), -1)[found]
 
 
 def _by_time(windows_of_rank: Sequence[Window], start: Times) -> NDArray[Any]:
@@ -306,22 +303,22 @@ def _cut_off(trace: Trace, steps: pl.DataFrame) -> pl.Series:
 
     nsys gives every range that is open when it stops the time of the stop as its end. So a step is cut off if a phase
     inside it ends at the very same nanosecond, and nothing of the process ends later; two calls that close ranges
-    never take no time. The only step of a process is kept: there is nothing better.
+    never take no time. Where they do, since earlier steps end with a range inside them too, the end tells nothing. The
+    only step of a process is kept: there is nothing better.
     """
     others = trace.ranges.filter(pl.col("style") != "mark").join(
         steps, on=["process", "thread", "start_ns", "end_ns", "text"], how="anti"
     )
-    stops = (
-        others.group_by("process", "thread", "end_ns")
-        .agg(pl.col("start_ns").max().alias("inner_ns"))
-        .filter(pl.col("end_ns") == pl.col("end_ns").max().over("process"))
-    )
-    latest = pl.col("end_ns") == pl.col("end_ns").max().over("process")
+    ends = others.group_by("process", "thread", "end_ns").agg(pl.col("start_ns").max().alias("inner_ns"))
+    latest = others.group_by("process").agg(pl.col("end_ns").max().alias("latest_ns"))
     return (
-        steps.join(stops, on=["process", "thread", "end_ns"], how="left", maintain_order="left")
+        steps.join(ends, on=["process", "thread", "end_ns"], how="left", maintain_order="left")
+        .join(latest, on="process", how="left", maintain_order="left")
+        .with_columns(at_once=(pl.col("inner_ns") >= pl.col("start_ns")).fill_null(False))
         .select(
-            latest
-            & (pl.col("inner_ns") >= pl.col("start_ns")).fill_null(False)
+            pl.col("at_once")
+            & (pl.col("at_once").sum().over("process") == 1)
+            & (pl.col("end_ns") == pl.max_horizontal("latest_ns", pl.col("end_ns").max()).over("process"))
             & (pl.col("start_ns") > pl.col("start_ns").min().over("process"))
         )
         .to_series()
