@@ -59,9 +59,10 @@ class Intervals:
         opens = np.empty(first.size, dtype=bool)
         opens[0] = True
         np.greater(first[1:], reach[:-1], out=opens[1:])
-        heads = np.flatnonzero(opens)
-        tails = np.append(heads[1:] - 1, first.size - 1)
-        return cls(first[heads], reach[tails])
+        if opens.all():  # nothing overlaps, as on one stream
+            return cls(first, last)
+        closes = np.append(opens[1:], True)
+        return cls(first[opens], reach[closes])
 
     @classmethod
     def span(cls, start: int, end: int) -> Intervals:
@@ -139,7 +140,7 @@ class Intervals:
     @cached_property
     def _cumulative(self) -> Times:
         """Time covered before each member, shape (n + 1,)."""
-        return np.concatenate([[np.int64(0)], np.cumsum(self.end - self.start)])
+        return _running_sum(self.end - self.start)
 
     def covered_before(self, at: ArrayLike) -> Times:
         """Time covered before each instant, in ns; the primitive behind every clipped length."""
@@ -185,7 +186,7 @@ class Intervals:
         times = np.asarray(at, dtype=np.int64)
         if not len(self):
             return np.zeros(times.shape, dtype=np.int64)
-        before = np.concatenate([[np.int64(0)], np.cumsum(other.length_within(self.start, self.end))])
+        before = _running_sum(other.length_within(self.start, self.end))
         index = np.searchsorted(self.start, times, side="right")
         last = np.maximum(index - 1, 0)
         begun = other.length_within(self.start[last], np.minimum(times, self.end[last]))
@@ -195,6 +196,13 @@ class Intervals:
     def clip(self, start: int, end: int) -> Intervals:
         """The part inside ``[start, end)``."""
         return self & Intervals.span(start, end)
+
+
+def _running_sum(values: Times) -> Times:
+    """Sum of the values before each place, shape (n + 1,)."""
+    sums = np.zeros(values.size + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def grouped_union(

@@ -156,9 +156,11 @@ class Trace:
 
     def is_class(self, rank: int, classes: Iterable[str]) -> np.ndarray:
         """For each of the rank's events: is it of one of these classes?"""
-        wanted = np.array([name in frozenset(classes) for name in CLASSES])
         first, last = self.rows_of(rank)
-        found: np.ndarray = wanted.take(self._class_codes[first:last], mode="clip")
+        codes = self._class_codes[first:last]
+        found = np.zeros(codes.size, dtype=bool)
+        for name in set(classes):
+            found |= codes == CLASSES.index(name)
         return found
 
     @cached_property
@@ -172,10 +174,14 @@ class Trace:
         """
         key = (rank, frozenset(classes))
         if key not in self._cache:
-            events = self.events_of(rank)
-            wanted = self.is_class(rank, key[1])
-            start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-            if not wanted.all():
-                start, end = start[wanted], end[wanted]
-            self._cache[key] = Intervals.union_of(start, end, is_sorted=True)
+            self._cache[key] = self.fresh_union(*key)
         return self._cache[key]
+
+    def fresh_union(self, rank: int, classes: Iterable[str]) -> Intervals:
+        """As ``union``, for a set that is needed once: of millions of events it would be kept for nothing."""
+        events = self.events_of(rank)
+        wanted = self.is_class(rank, classes)
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        if not wanted.all():
+            start, end = start[wanted], end[wanted]
+        return Intervals.union_of(start, end, is_sorted=True)

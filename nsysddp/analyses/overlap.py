@@ -72,7 +72,7 @@ def _sets(trace: Trace, rank: int, split: Split) -> _Sets:
         p2p=_peer_copies(trace, rank),
         graph=graph - compute - communication - memory,
         graph_any=graph,
-        busy=trace.union(rank, schema.CLASSES),
+        busy=trace.fresh_union(rank, schema.CLASSES),
         split=split,
     )
 
@@ -464,7 +464,7 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
         part = part.join(groups, on=["step_index", "name"], how="left", maintain_order="left")
         of_group, start, end = (part[name].to_numpy() for name in ("row", "start_ns", "end_ns"))
         totals = _per_group(of_group, start, end).rename({"length": "total_ns"})
-        working = trace.union(rank, ["compute", "spin", "communication"])
+        working = trace.fresh_union(rank, ["compute", "spin", "communication"])
         alone = _per_group(of_group, start, end, minus=working).rename({"length": "exposed_ns"})
         counted = part.group_by("row").agg(pl.len().alias("count"), pl.col("bytes").sum())
         table = (

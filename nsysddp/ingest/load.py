@@ -432,8 +432,8 @@ class _Run:
         gpus: Sequence[Any],
         offsets: Mapping[int, clocks.Clock],
     ) -> pl.DataFrame:
-        is_kernel = names["group"].eq("kernel").to_numpy()[events["name"].to_numpy()]
-        rank = events["rank"].to_numpy()
+        is_kernel = names["group"].eq("kernel").to_numpy()
+        rank, code = events["rank"].to_numpy(), events["name"].to_numpy()
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
         rows = []
         for lane in ranked:
@@ -457,8 +457,8 @@ class _Run:
                     "clock_offset_ns": clock.offset_ns,
                     "clock_residual_ns": clock.residual_ns,
                     "clock_method": clock.method,
-                    "kernels": int(np.count_nonzero(is_kernel[first:last])),
-                    "first_ns": int(start[first:last].min()),
+                    "kernels": int(np.bincount(code[first:last], minlength=is_kernel.size)[is_kernel].sum()),
+                    "first_ns": int(start[first]),
                     "last_ns": int(end[first:last].max()),
                 }
             )
