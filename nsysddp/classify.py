@@ -34,7 +34,7 @@ KINDS = (
 )
 _KERNEL_CLASSES = ("communication", "spin", "compute")
 _LOOKS_COLLECTIVE = re.compile(
-    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|allreduce|broadcast_kernel)"
+    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|allreduce|broadcast_kernel|lamport)"
 )
 
 

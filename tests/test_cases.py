@@ -133,6 +133,11 @@ OTHER_COLLECTIVES = (
     ("oneShotAllReduceKernel", "void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>()"),
     ("allreduce_fusion_kernel_oneshot_lamport", "void allreduce_fusion_kernel_oneshot_lamport<half>()"),
     ("twoShotAllReduceKernel", "void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>()"),
+    ("kuserbuffers_pushsend", "kuserbuffers_pushsend(int *, int *, int4 *, int4 *, int)"),
+    ("broadcast_on_stream_kernel", "void broadcast_on_stream_kernel<int, (threadgroup_t)2>(int)"),
+    ("reduce_on_stream_kernel", "void reduce_on_stream_kernel<float, (rdxn_ops)0>(int)"),
+    ("alltoall_on_stream_kernel", "void alltoall_on_stream_kernel<float>(int)"),
+    ("barrier_on_stream_kernel_threadgroup", "void barrier_on_stream_kernel_threadgroup<2>(int)"),
 )
 
 
@@ -146,7 +151,16 @@ def test_3_collectives_that_are_not_nccl(short: str, full: str, tmp_path: Path) 
     assert ms(row, *COMM) == [30, 10, 20]
 
 
-@pytest.mark.parametrize("name", ["my_custom_allreduce_v2", "acme_all_gather_x", "fastReduceScatterThing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my_custom_allreduce_v2",
+        "acme_all_gather_x",
+        "fastReduceScatterThing",
+        "Broadcast_kernel",  # not "cast"
+        "rms_norm_kernel_lamport",  # not "norm": Lamport flags synchronise ranks
+    ],
+)
 def test_3_what_only_reads_like_a_collective_is_said(name: str, tmp_path: Path) -> None:
     made = document(drawn(tmp_path, (name, 7, (0, 30)), ("gemm", 7, (30, 100))), "--per", "capture")
     assert {row["rule"] for row in made["tables"]["kernel_class"] if row["name"] == name} == {"unclassified"}
