@@ -542,6 +542,44 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     assert not loaded & set(HEAVY)
 
 
+NOT_FOR_A_SMALL_ANALYSIS = (
+    "adbc_driver_manager.dbapi",
+    "jinja2",
+    "matplotlib",
+    "nsysddp.analyses.critical_path",
+    "nsysddp.analyses.diagnosis",
+    "nsysddp.capture",
+    "nsysddp.evidence",
+    "nsysddp.store",
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "sqlalchemy.orm",
+    "torch",
+    "zstandard",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "further"),
+    [(["--format", "json"], ("rich",)), (["--format", "csv", "--per", "capture"], ("rich",)), ([], ())],
+    ids=["json", "csv", "text"],
+)
+def test_a_small_analysis_imports_no_more_than_it_needs(
+    options: list[str], further: tuple[str, ...], path: Path
+) -> None:
+    code = (
+        "import sys\nfrom nsysddp.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    argv = [sys.executable, "-c", code, "analyze", str(path), *options]
+    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stderr.split())
+    assert {"nsysddp.analyses.overlap", "sqlalchemy", "adbc_driver_sqlite"} <= loaded
+    assert not loaded & {*NOT_FOR_A_SMALL_ANALYSIS, *further}
+
+
 def test_help_starts_in_a_quarter_of_a_second_of_cpu() -> None:
     spent = []
     for _ in range(3):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsysddp.result import Result
 
 
 def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -22,14 +26,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.command("analyze", short_help="How much communication is hidden, and what is exposed?")
 @selection_options
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv", "markdown"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@format_option
 @click.option(
     "--table", metavar="NAME", help="Table of csv and markdown (default overlap); `--format json` has all."
 )
@@ -55,7 +52,7 @@ def command(
     REPORT is an nsys SQLite export (also .gz or .zst) or an .nsys-rep; several are ranks or nodes of one run.
     """
     from nsysddp.analyses import analyze
-    from nsysddp.render import document, tables
+    from nsysddp.render import document
     from nsysddp.schema import TABLES
 
     if table is not None and table not in TABLES:
@@ -70,17 +67,13 @@ def command(
 
         number = keep(document.as_dict(result), url=db)
         click.echo(f"saved as run {number}", err=True)
-    if form == "json":
-        document.write(result, sys.stdout)
-    elif form == "csv":
-        click.echo(tables.csv(result[table or "overlap"]), nl=False)
-    elif form == "markdown":
-        click.echo(tables.markdown(result[table or "overlap"]))
-    elif table is not None:
-        from nsysddp.render.text import print_table
+    emit(result, form, table or "overlap", lambda: _print(result, table))
 
-        print_table(result, table)
-    else:
-        from nsysddp.render.text import print_result
 
+def _print(result: Result, table: str | None) -> None:
+    from nsysddp.render.text import print_result, print_table
+
+    if table is None:
         print_result(result)
+    else:
+        print_table(result, table)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.errors import UsageError
 
@@ -23,14 +23,7 @@ TABLES = tuple(
 @click.command("critical-path")
 @selection_options
 @click.option("--each-rank", is_flag=True, help="The path within each rank; its waits stay on it, by name.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv", "markdown"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@format_option
 @click.option(
     "--table",
     type=click.Choice(TABLES),
@@ -53,7 +46,7 @@ def command(
     from nsysddp.analyses import context_of
     from nsysddp.analyses.critical_path import communication_beside, critical_path, rank_paths
     from nsysddp.analyses.overlap import overlap_table
-    from nsysddp.render import document, tables
+    from nsysddp.render import document
 
     if request.from_ms is not None or request.to_ms is not None:
         raise UsageError(
@@ -83,17 +76,15 @@ def command(
     result = replace(result, warnings=(*trace.warnings, *result.warnings))
     if out is not None:
         document.write_folder(result, out, force=force)
-    if form == "json":
-        document.write(result, sys.stdout)
-    elif form == "csv":
-        click.echo(tables.csv(result[table or "critical_path_kind"]), nl=False)
-    elif form == "markdown":
-        click.echo(tables.markdown(result[table or "critical_path_kind"]))
-    elif table is not None:
-        from nsysddp.render.text import print_table
+    emit(result, form, table or "critical_path_kind", lambda: _print(result, table))
 
-        print_table(result, table)
-    else:
+
+def _print(result: Result, table: str | None) -> None:
+    if table is None:
         from nsysddp.render.critical_path import print_critical_path
 
         print_critical_path(result)
+    else:
+        from nsysddp.render.text import print_table
+
+        print_table(result, table)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
+from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
 
 if TYPE_CHECKING:
@@ -30,14 +30,7 @@ def question_command(
 
     @click.command(name, short_help=question, help=f"{question}\n\n{more}")
     @selection_options
-    @click.option(
-        "--format",
-        "form",
-        type=click.Choice(["text", "json", "csv", "markdown"]),
-        default="text",
-        show_default=True,
-        help="What goes to stdout.",
-    )
+    @format_option
     @click.option(
         "--table",
         type=click.Choice(tables),
@@ -47,19 +40,15 @@ def question_command(
     )
     def command(request: Request, form: str, table: str) -> None:
         from nsysddp.analyses import context_of
-        from nsysddp.render import document
-        from nsysddp.render import tables as rendered
-        from nsysddp.render.text import print_question
 
         trace = request.load(launches=True, host_calls=True, shapes=True, metrics=True)
         result = run(context_of(trace, request.selection()))
-        if form == "json":
-            document.write(result, sys.stdout)
-        elif form == "csv":
-            click.echo(rendered.csv(result[table]), nl=False)
-        elif form == "markdown":
-            click.echo(rendered.markdown(result[table]))
-        else:
-            print_question(result, table)
+        emit(result, form, table, lambda: _print(result, table))
 
     return command
+
+
+def _print(result: Result, table: str) -> None:
+    from nsysddp.render.text import print_question
+
+    print_question(result, table)

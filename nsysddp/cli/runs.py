@@ -94,7 +94,7 @@ def show(run_id: int, document: bool, form: str, url: str | None) -> None:
     if form == "json":
         _print_json(run.as_dict())
         return
-    from nsysddp.render.trend import printable
+    from nsysddp.render.theme import printable
 
     facts = [
         ("run", f"{run.run_id}{f' ({run.label})' if run.label else ''}"),
@@ -200,7 +200,7 @@ def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: t
     from rich.table import Table
     from rich.text import Text
 
-    from nsysddp.render.trend import printable
+    from nsysddp.render.theme import printable
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in head:

@@ -96,6 +96,7 @@ class Query:
         return f"{quoted(table)} AS (SELECT rowid, *{supplied} FROM main.{quoted(source)})"
 
 
+@cache
 def folder() -> Path:
     """Where the query files are: inside the installed package, else beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import UsageError
+from nsysddp.render.theme import FORMATS, printable
 from nsysddp.units import NS_PER_MS, NS_PER_US
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FORMATS = ("png", "svg", "pdf")
 
 # Okabe and Ito's colours: told apart by every kind of colour vision, and by their lightness in grey print.
 _BLUE, _VERMILION, _INK, _GREY, _LIGHT = "#0072B2", "#D55E00", "#222222", "#767676", "#C9CDD2"
@@ -161,11 +160,6 @@ def relative(change: ChangePoint) -> str:
     return f"{(change.after - change.before) / abs(change.before) * 100:+.1f} %".replace("-", "−")
 
 
-def printable(text: str) -> str:
-    """Text without control characters, which could steer a terminal."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
-
-
 _WIDTH_IN, _PLOT_IN, _HEAD_IN = 10.0, 3.6, 1.25
 _LEFT, _AXES = 0.085, 0.885  # where the axes begin, and how wide they are, in widths of the page
 
@@ -177,7 +171,7 @@ def draw_trend(trend: Trend, path: Path) -> None:
     rank. Blue lines show the level between change points; each of those is a numbered line, explained below.
 
     Raises:
-        UsageError: the ending is none of ``FORMATS``.
+        UsageError: the ending is none of ``theme.FORMATS``.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
