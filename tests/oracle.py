@@ -381,6 +381,7 @@ def phases(scene: Scene) -> list[dict[str, Any]]:
             for cell in cells(point for span in (*talk, *compute) for point in span)
             if held(talk, cell) and not held(compute, cell)
         )
+        unsure = any(beside_graph(scene, event) for event in mine if event.kind == "communication")
         rows.append(
             {
                 "rank": phase.rank,
@@ -392,11 +393,26 @@ def phases(scene: Scene) -> list[dict[str, Any]]:
                 "gpu_end_ns": max((event.end for event in mine), default=None),
                 "compute_ns": length([(e.start, e.end) for e in mine if e.kind in ("compute", "spin")]),
                 "communication_ns": length(talk),
-                "exposed_communication_ns": alone,
+                "exposed_communication_ns": None if unsure else alone,
                 "kernels": sum(event.is_kernel for event in mine),
             }
         )
     return rows
+
+
+def beside_graph(scene: Scene, event: Event) -> bool:
+    """Does a whole graph of the rank, of which nobody knows what it holds, run at the same time?"""
+    graphs = [(other.start, other.end) for other in scene.of(event.rank) if other.kind == "graph"]
+    return (
+        length(
+            [
+                (max(a, event.start), min(b, event.end))
+                for a, b in graphs
+                if min(b, event.end) > max(a, event.start)
+            ]
+        )
+        > 0
+    )
 
 
 def outside(scene: Scene) -> list[dict[str, Any]]:
@@ -439,8 +455,8 @@ def collectives(scene: Scene) -> list[dict[str, Any]]:
                 "ready_ns": latest,
                 "wait_ns": None if middle is None else middle - event.start,
                 "transfer_ns": None if middle is None else event.end - middle,
-                "hidden_ns": under,
-                "exposed_ns": event.end - event.start - under,
+                "hidden_ns": None if beside_graph(scene, event) else under,
+                "exposed_ns": None if beside_graph(scene, event) else event.end - event.start - under,
                 "last_rank": None if latest is None else max(members, key=lambda e: (e.start, e.rank)).rank,
             }
         )

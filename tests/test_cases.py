@@ -793,6 +793,30 @@ def test_37_a_graph_traced_as_a_whole(per: str, tmp_path: Path) -> None:
     assert not {"no_overlap", "no_communication", "overlap_on_every_rank"} & codes(made)
 
 
+def test_37_no_table_tells_what_runs_beside_a_whole_graph(tmp_path: Path) -> None:
+    """One collective beside a graph, which may compute, and one after it; the phase that launched the first."""
+    export = Export()
+    process = export.process()
+    process.range("step 0", 0, 200)
+    process.range("backward", 0, 60)
+    process.kernel("sgemm", 7, (0, 10))
+    process.nccl("AllReduce", 17, (20, 60))
+    process.range("optimizer", 100, 150)
+    process.nccl("Broadcast", 17, (110, 120))
+    process.graph((15, 70))
+    made = tables(export.write(tmp_path / "a.sqlite"))
+    assert [(row["kind"], *ms(row, "hidden", "exposed")) for row in made["collective"]] == [
+        ("all_reduce", None, None),
+        ("broadcast", 0, 10),
+    ]
+    assert [row["hidden_ns"] for row in made["kernel_class"] if "AllReduce" in row["name"]] == [None]
+    assert [row["hidden_ns"] for row in made["kernel_class"] if "Broadcast" in row["name"]] == [0]
+    assert {row["phase"]: row["exposed_communication_ns"] for row in made["phase"]} == {
+        "backward": None,
+        "optimizer": 10 * MS,
+    }
+
+
 def test_37_nothing_but_graphs(tmp_path: Path) -> None:
     export = Export()
     export.process().graph((0, 50))

@@ -159,28 +159,32 @@ def bandwidth(
 def collective_table(
     trace: Trace, frame: pl.DataFrame, attribution: Attribution, chosen: Windows, selection: Selection
 ) -> pl.DataFrame:
-    """One row per collective and rank (``schema.COLLECTIVE``), of the steps or the time asked for (by launch)."""
+    """One row per collective and rank (``schema.COLLECTIVE``), of the steps or the time asked for (by launch).
+
+    Beside a whole CUDA graph, which may compute, hidden and exposed are null.
+    """
     keep = selected_events(trace, attribution, chosen, selection)[frame["event"].to_numpy()]
     part = frame.filter(pl.Series(keep))
-    hidden = np.zeros(part.height, dtype=np.int64)
+    beside = np.zeros(part.height, dtype=np.int64)
+    known = np.ones(part.height, dtype=bool)
     for rank in trace.rank_numbers:
         rows = np.flatnonzero((part["rank"] == rank).to_numpy())
-        compute = trace.union(rank, ["compute", "spin"])
-        hidden[rows] = compute.length_within(
-            part["start_ns"].to_numpy()[rows], part["end_ns"].to_numpy()[rows]
-        )
+        start, end = part["start_ns"].to_numpy()[rows], part["end_ns"].to_numpy()[rows]
+        beside[rows] = trace.union(rank, ["compute", "spin"]).length_within(start, end)
+        known[rows] = trace.union(rank, ["graph"]).length_within(start, end) == 0
+    hidden = pl.select(pl.when(pl.Series(known)).then(pl.Series(beside)).alias("hidden_ns")).to_series()
     events = part["event"].to_numpy()
     # All ranks of a collective share one rate.
     asked = part.select("kind", "bytes", "shortest_ns", "group_size").rows()
-    known = {row: bandwidth(*row) for row in set(asked)}
-    rates = [known[row] for row in asked]
+    rate_of = {row: bandwidth(*row) for row in set(asked)}
+    rates = [rate_of[row] for row in asked]
     names = trace.names["text"].gather(part["name"].to_numpy())
     return schema.COLLECTIVE.check(
         part.with_columns(
             (pl.col("transfer_start_ns") - pl.col("start_ns")).alias("wait_ns"),
             (pl.col("end_ns") - pl.col("transfer_start_ns")).alias("transfer_ns"),
-            pl.Series("hidden_ns", hidden),
-            (pl.col("end_ns") - pl.col("start_ns") - pl.Series(hidden)).alias("exposed_ns"),
+            hidden,
+            (pl.col("end_ns") - pl.col("start_ns") - hidden).alias("exposed_ns"),
             pl.Series("algbw_gbps", [rate[0] for rate in rates], dtype=pl.Float64),
             pl.Series("busbw_gbps", [rate[1] for rate in rates], dtype=pl.Float64),
             attribution.step_names(events).alias("step"),

@@ -359,6 +359,9 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
         table = mine.join(spans, on="row", how="left")
         for name, found in lengths.items():
             table = table.join(found.rename({"length": name}), on="row", how="left")
+        graphs = trace.union(rank, ["graph"])
+        beside_graph = graphs.length_within(start[communicating], end[communicating]) > 0
+        unsure = pl.Series(np.unique(of_phase[communicating][beside_graph]), dtype=pl.UInt32)
         return schema.PHASE.check(
             table.with_columns(
                 pl.lit(rank).alias("rank"),
@@ -368,7 +371,13 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
                 pl.col("start_ns").alias("host_start_ns"),
                 pl.col("end_ns").alias("host_end_ns"),
                 *(pl.col(name).fill_null(0) for name in ("kernels", *lengths)),
-            ).sort("step_index", "start_ns", "row")
+            )
+            .with_columns(
+                pl.when(~pl.col("row").is_in(unsure.implode()))
+                .then("exposed_communication_ns")
+                .alias("exposed_communication_ns")
+            )
+            .sort("step_index", "start_ns", "row")
         )
 
     return pl.concat([schema.PHASE.empty(), *trace.each_rank(of_rank)])
@@ -392,7 +401,10 @@ def _per_group(
 
 
 def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
-    """Which kernels ran, as what they count, and how much of them ran beside the other side?"""
+    """Which kernels ran, as what they count, and how much of them ran beside the other side?
+
+    Null for names of which any execution ran beside a whole CUDA graph, which may hold either side.
+    """
 
     def of_rank(rank: int) -> pl.DataFrame:
         first, last = trace.rows_of(rank)
@@ -403,6 +415,9 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
         communicates = np.flatnonzero(trace.is_class(rank, ["communication"]))
         hidden[communicates] = compute.length_within_each(start[communicates], end[communicates])
         duration, chosen = end - start, keep[first:last]
+        unsure = np.zeros(trace.names.height, dtype=bool)
+        if len(graphs := trace.union(rank, ["graph"])):
+            unsure[name[chosen & (graphs.length_within_each(start, end) > 0)]] = True
         if not chosen.all():
             name, duration, hidden = name[chosen], duration[chosen], hidden[chosen]
         count = np.bincount(name, minlength=trace.names.height)
@@ -423,7 +438,10 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
                     "hidden_ns": beside[found],
                 }
             )
-            .with_columns(pl.lit(rank).alias("rank"))
+            .with_columns(
+                pl.lit(rank).alias("rank"),
+                pl.when(pl.Series(~unsure[found])).then("hidden_ns").alias("hidden_ns"),
+            )
             .sort(["total_ns", "name"], descending=[True, False])
         )
 
