@@ -371,7 +371,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd", "wal", "odd name"])
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd", "wal", "odd name", "no utf-8 name"])
 def test_the_input_is_not_touched_and_nothing_is_left(command: list[str], kind: str, path: Path) -> None:
     folder = path.parent
     if kind == "gzip":
@@ -391,6 +391,8 @@ def test_the_input_is_not_touched_and_nothing_is_left(command: list[str], kind: 
         connection.close()
     elif kind == "odd name":
         path = path.rename(folder / "a b?c#d%20e&mode=rwc 'é.sqlite")
+    elif kind == "no utf-8 name":
+        path = path.rename(folder / os.fsdecode(b"caf\xe9.sqlite"))
     before = everything(folder)
     ran = run(*command, path)
     assert ran.code == 0, ran.err
@@ -453,6 +455,81 @@ def test_while_a_writer_keeps_a_write_ahead_log(path: Path) -> None:
     rows = tables(path)["overlap"]
     other.close()
     assert rows == tables(path)["overlap"]
+
+
+@pytest.mark.parametrize("memory", [None, b"of a writer"], ids=["log", "log and shared memory"])
+def test_what_a_writer_left_in_its_log_is_read_and_stays_there(
+    memory: bytes | None, path: Path, tmp_path: Path
+) -> None:
+    """The log takes the last kernel away; a reader that looked away would count it."""
+    folder = tmp_path / "left"
+    folder.mkdir()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid = 6")
+    for ending in ("", "-wal"):
+        shutil.copy(f"{path}{ending}", folder)
+    writer.close()
+    left = folder / path.name
+    if memory is not None:
+        left.with_name(f"{path.name}-shm").write_bytes(memory)
+    before = everything(folder)
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert tables(left)["overlap"] == tables(path)["overlap"]
+    finally:
+        folder.chmod(stat.S_IRWXU)
+    assert everything(folder) == before
+
+
+def test_a_log_without_changes_needs_no_copy(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").write_bytes(b"")
+    before = everything(path.parent)
+    with open_report(path) as report:
+        assert report.database == path
+        assert report.has("CUPTI_ACTIVITY_KIND_KERNEL")
+    assert everything(path.parent) == before
+
+
+def test_an_export_that_was_interrupted(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    folder.mkdir()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA cache_size = 1")
+    writer.execute("BEGIN")
+    writer.execute("CREATE TABLE mine AS SELECT zeroblob(100000) FROM StringIds")
+    for ending in ("", "-journal"):
+        shutil.copy(f"{path}{ending}", folder)
+    writer.close()
+    before = everything(folder)
+    ran = run("analyze", folder / path.name)
+    assert ran.code == 3
+    assert "never finished" in ran.line
+    assert everything(folder) == before
+
+
+READS_REPORTS = (
+    ["analyze"],
+    ["check", "--claim", "overlap_ratio > 0"],
+    ["compare", "--with"],
+    ["query", "kernels"],
+    ["doctor"],
+)
+
+
+@pytest.mark.parametrize("command", READS_REPORTS, ids=" ".join)
+def test_a_pipe_is_no_report_and_nobody_waits_for_it(command: list[str], path: Path) -> None:
+    pipe = path.with_name("pipe.sqlite")
+    os.mkfifo(pipe)
+    argv = [command[0], path, *command[1:], pipe] if "--with" in command else [*command, pipe]
+    ran = run(*argv)
+    assert ran.code == 3, ran
+    assert "pipe" in ran.line
+
+
+def test_a_report_may_be_named_like_another_format(path: Path) -> None:
+    named = path.rename(path.with_name("x.qdstrm.sqlite"))
+    assert tables(named)["overlap"]
 
 
 def test_two_analyses_at_once(path: Path) -> None:

@@ -14,9 +14,12 @@ def command(report: Path | None) -> None:
     from nsysddp.render.doctor import print_report, print_versions
     from nsysddp.render.text import console
 
-    screen = console()
-    print_versions(screen)
+    found = None
     if report is not None:
         from nsysddp.ingest.inspect import inspect
 
-        print_report(screen, inspect(report))
+        found = inspect(report)
+    screen = console()
+    print_versions(screen)
+    if found is not None:
+        print_report(screen, found)

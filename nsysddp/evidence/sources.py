@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import AnalysisError, CaptureError, NotAReport, UsageError
+from nsysddp.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.markers import DEFAULT_STEP_PATTERN
 
 if TYPE_CHECKING:
@@ -169,11 +169,21 @@ class Loaded:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """SHA-256 of a file's bytes.
+
+    Raises:
+        ReportError: it cannot be read, or is a pipe.
+    """
+    from nsysddp.ingest.report import refuse_pipe
+
+    refuse_pipe(path)
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise ReportError(f"cannot be read: {error.strerror}", file=path) from error
     return digest.hexdigest()
 
 
@@ -206,7 +216,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _reports(folder: Path) -> tuple[Path, ...]:
     for ending in REPORTS:
-        found = sorted((path for path in folder.iterdir() if path.name.endswith(ending)), key=_natural)
+        files = (path for path in folder.iterdir() if path.name.endswith(ending) and path.is_file())
+        found = sorted(files, key=_natural)
         if found:
             return tuple(found)
     raise NotAReport(

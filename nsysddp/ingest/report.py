@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import shutil
 import sqlite3
 import tempfile
 import threading
 import urllib.parse
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,7 +24,7 @@ from nsysddp.errors import MissingTable, NotAReport, ReportError
 from nsysddp.names import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from sqlalchemy.engine import Engine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+GRAPH_NODES = "CUDA_GRAPH_NODE_EVENTS"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
@@ -43,6 +45,7 @@ KNOWN_MAJOR = 3
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_WAL_HEADER_BYTES = 32
 _GENUINE = ("StringIds",)
 _READ_FLAGS = "capture with `nsys profile --trace=cuda,nvtx` around the steps of interest"
 
@@ -53,7 +56,8 @@ class Report(AbstractContextManager["Report"]):
 
     Attributes:
         path: the file as the user gave it.
-        database: the SQLite file that is read (a temporary one for compressed input or ``.nsys-rep``).
+        database: the SQLite file that is read (a temporary one for compressed input, ``.nsys-rep``, or a report
+            whose latest changes are still in a file beside it).
         tables: table name to the set of its columns, for every table with at least one row. A versioned table
             such as ``CUPTI_ACTIVITY_KIND_KERNEL_V3`` also appears under its plain name if that has no rows.
         aliases: plain table name to the name it is really read from, where they differ.
@@ -66,6 +70,7 @@ class Report(AbstractContextManager["Report"]):
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _hash: list[str] = field(default_factory=list, repr=False)
     _hasher: threading.Thread | None = field(default=None, repr=False)
+    _may_hash: threading.Event = field(default_factory=threading.Event, repr=False)
     _engine: Engine | None = field(default=None, repr=False)
 
     @property
@@ -77,14 +82,13 @@ class Report(AbstractContextManager["Report"]):
     def uri(self) -> str:
         """SQLite URI of the database, read-only.
 
-        A database in WAL mode would get ``-wal`` and ``-shm`` files beside it even by a reader; without a writer
-        at work it is opened as immutable instead, which also works from a read-only folder.
+        Beside a database in WAL mode even a reader would make ``-wal`` and ``-shm`` files. It is opened as immutable,
+        which makes none and also works in a read-only folder; ``_settled`` saw to it that its log holds nothing.
         """
-        quoted = urllib.parse.quote(str(self.database.resolve()))
-        with self.database.open("rb") as handle:
-            wal = handle.read(20)[18:19] == b"\x02"
-        beside = self.database.with_name(self.database.name + "-wal").exists()
-        return f"file:{quoted}?{'immutable=1' if wal and not beside else 'mode=ro'}"
+        path = self.database.resolve()
+        with path.open("rb") as handle:
+            wal = handle.read(20)[18:19] == b"\x02" or _beside(path, "-wal").exists()
+        return f"file:{urllib.parse.quote(os.fsencode(path))}?{'immutable=1' if wal else 'mode=ro'}"
 
     @property
     def engine(self) -> Engine:
@@ -116,20 +120,32 @@ class Report(AbstractContextManager["Report"]):
         return self._hash[0]
 
     def start_hashing(self) -> None:
-        """Hash the file in the background, so that it costs no extra time."""
+        """Hash the file in the background, while fewer threads are at work than there are cores."""
 
         def work() -> None:
             digest = hashlib.sha256()
+            block = memoryview(bytearray(1 << 20))
             try:
-                with self.path.open("rb") as handle:
-                    while block := handle.read(1 << 22):
-                        digest.update(block)
+                with self.path.open("rb", buffering=0) as handle:
+                    while size := handle.readinto(block):
+                        digest.update(block[:size])
+                        self._may_hash.wait()
             except OSError:
                 return  # said by ``sha256``, in the caller's thread
             self._hash.append(digest.hexdigest())
 
+        self._may_hash.set()
         self._hasher = threading.Thread(target=work, name="sha256", daemon=True)
         self._hasher.start()
+
+    @contextmanager
+    def every_core(self) -> Iterator[None]:
+        """Hashing pauses meanwhile: what is read here keeps every core busy, and other parts of the work do not."""
+        self._may_hash.clear()
+        try:
+            yield
+        finally:
+            self._may_hash.set()
 
     def has(self, table: str, *columns: str) -> bool:
         """Does the table exist with rows, and with these columns?"""
@@ -167,15 +183,42 @@ def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
         _inspect(report)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         stack.close()
-        raise NotAReport(
-            f"the SQLite file is damaged or incomplete ({str(error)[:100]})",
-            file=source,
-            do="export the report again",
-        ) from error
+        raise refusal(source, error) from error
     except BaseException:
         stack.close()
         raise
     return report
+
+
+def refusal(source: Path, error: BaseException) -> ReportError:
+    """What it means for the reader that SQLite refused to read a report."""
+    if "locked" in str(error):
+        return ReportError(
+            "is locked by another program, which writes to it", file=source, do="wait until that is done"
+        )
+    if "readonly database" in str(error):
+        return ReportError(
+            "is in the middle of a change that was never finished (its -journal file lies beside it)",
+            file=source,
+            do="wait until the export is done, or export it again",
+        )
+    return NotAReport(
+        f"the SQLite file is damaged or incomplete ({str(error)[:100]})",
+        file=source,
+        do="export the report again",
+    )
+
+
+def refuse_pipe(source: Path) -> None:
+    """Refuse what can be read once at most: a report is read several times, and a pipe without a writer never ends.
+
+    Raises:
+        NotAReport: it is a pipe, a socket or a device.
+    """
+    if source.exists() and not source.is_file() and not source.is_dir():
+        raise NotAReport(
+            "is a pipe or a device, not a file", file=source, do="write it to a file and name that"
+        )
 
 
 def _head(source: Path) -> bytes:
@@ -184,6 +227,7 @@ def _head(source: Path) -> bytes:
             raise NotAReport(
                 "is a folder, not a report", file=source, do="name the .sqlite or .nsys-rep files in it"
             )
+        refuse_pipe(source)
         with source.open("rb") as handle:
             head = handle.read(100)
     except OSError as error:
@@ -195,13 +239,6 @@ def _head(source: Path) -> bytes:
 
 def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
     """The plain SQLite file behind any accepted input."""
-    suffixes = [suffix.lower() for suffix in source.suffixes]
-    if ".qdstrm" in suffixes:
-        raise NotAReport(
-            "is a raw .qdstrm stream that nsys has not imported yet",
-            file=source,
-            do="import it with QdstrmImporter of the nsys that wrote it, then export to SQLite",
-        )
     if head.startswith((_GZIP, _ZSTD)):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
         plain = folder / (source.stem or "report")
@@ -215,17 +252,52 @@ def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) ->
 def _as_sqlite_plain(source: Path, plain: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
     if head.startswith(_SQLITE):
         _check_complete(source, plain, head)
-        return plain
+        return _settled(source, plain, stack)
     if ".nsys-rep" in plain.name.lower() or ".qdrep" in plain.name.lower():
         from nsysddp.ingest.nsys import export
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
         return export(plain, folder / (plain.stem + ".sqlite"), nsys=nsys)
+    if ".qdstrm" in source.name.lower():
+        raise NotAReport(
+            "is a raw .qdstrm stream that nsys has not imported yet",
+            file=source,
+            do="import it with QdstrmImporter of the nsys that wrote it, then export to SQLite",
+        )
     raise NotAReport(
         "is no SQLite file (foreign or encrypted)",
         file=source,
         do="give an export made by `nsys export --type sqlite --include-blobs=true report.nsys-rep`",
     )
+
+
+def _settled(source: Path, plain: Path, stack: ExitStack) -> Path:
+    """The database with what its write-ahead log holds: itself if that is nothing, else a private copy of both.
+
+    SQLite cannot read such a log without writing beside it, and the folder of an input is not ours to write to.
+    """
+    database = plain.resolve()
+    log = _beside(database, "-wal")
+    if not log.is_file() or log.stat().st_size <= _WAL_HEADER_BYTES:
+        return plain
+    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-"))) / "report.sqlite"
+    try:
+        before = [(one.stat().st_size, one.stat().st_mtime_ns) for one in (database, log)]
+        shutil.copyfile(database, copy)
+        shutil.copyfile(log, _beside(copy, "-wal"))
+        after = [(one.stat().st_size, one.stat().st_mtime_ns) for one in (database, log)]
+    except OSError as error:
+        raise ReportError(f"cannot be copied to read its -wal file: {error.strerror}", file=source) from error
+    if before != after:
+        raise ReportError("is being written by another program", file=source, do="wait until that is done")
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")  # moves the log into the copy
+    return copy
+
+
+def _beside(database: Path, ending: str) -> Path:
+    """A file that SQLite keeps beside a database."""
+    return database.with_name(database.name + ending)
 
 
 def _decompress(source: Path, target: Path, head: bytes) -> None:

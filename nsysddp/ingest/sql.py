@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import MissingTable, QueryError, ReportError
-from nsysddp.ingest.report import Report, quoted, require_columns
+from nsysddp.ingest.report import Report, quoted, refusal, require_columns
 from nsysddp.names import visible
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ def _escaped(sql: str) -> str:
 
 def _unreadable(report: Report, query: Query, error: BaseException) -> ReportError:
     reason = " ".join(str(error).split())[:200]
+    if "is locked" in reason:
+        return refusal(report.path, error)
     return ReportError(
         f"query {query.name} failed: {reason}", file=report.path, do="the export is damaged: export it again"
     )
@@ -281,10 +283,11 @@ def scan(
             threading.Thread(target=work, args=(number, first, last), daemon=True)
             for number, (first, last) in enumerate(edges)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with report.every_core():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
     if failures:
         error = failures[0]
         if isinstance(error, ReportError) or not isinstance(error, Exception):
