@@ -199,13 +199,18 @@ def frame(batch: pa.RecordBatch) -> pl.DataFrame:
 
 def shared(values: Column, *, null: int | None = None) -> pl.Series:
     """A polars series over the array's own memory where that is large; ``null`` stands for null."""
-    mask = None if null is None else values == null
+    known = None if null is None else values != null
     if values.size < _WORTH_SHARING:
         series = pl.Series(values)
-        return series if mask is None else series.set(pl.Series(mask), None)
+        return series if known is None else series.set(pl.Series(~known), None)
     import pyarrow as pa
 
-    made = pl.from_arrow(pa.array(values, mask=mask if mask is not None and mask.any() else None))
+    # ``pa.array`` with a mask would copy the values.
+    valid = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
+    array = pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), values.size, [valid, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+    made = pl.from_arrow(array)
     assert isinstance(made, pl.Series)
     return made
 
