@@ -187,12 +187,19 @@ def attribute(trace: Trace) -> Attribution:
     """
     ranges, truncated = _step_ranges(trace)
     phases = _phase_ranges(trace, ranges)
+    steps = (
+        ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
+        if ranges.height
+        else ranges.select("step_index", "name")
+    )
     size = trace.events.height
+    if trace.launches is None:  # nothing tells what was launched in which range
+        nowhere, never = np.broadcast_to(np.int32(-1), size), np.broadcast_to(np.False_, size)
+        return Attribution(nowhere, nowhere, steps, ranges, phases, never, 0, truncated)
     step = np.full(size, -1, dtype=np.int32)
     phase = np.full(size, -1, dtype=np.int32)
-    launched = np.zeros(size, dtype=bool)
-    if trace.launches is not None:
-        launched = trace.launches["launch_ns"].is_not_null().to_numpy()
+    launches = trace.launches
+    launched = launches["launch_ns"].is_not_null().to_numpy()
     process_of_range, process_of_phase = ranges["process"].to_numpy(), phases["process"].to_numpy()
     numbered_phases = phases.with_row_index("row")
 
@@ -202,8 +209,8 @@ def attribute(trace: Trace) -> Attribution:
         process = trace.process_of_rank[rank]
         of_process = ranges[np.flatnonzero(process_of_range == process)]
         known = np.flatnonzero(launched[first:last])
-        if trace.launches is not None and known.size:
-            own = trace.launches.slice(first, last - first)
+        if known.size:
+            own = launches.slice(first, last - first)
             if known.size < last - first:
                 own = own[known]
             at, thread = own["launch_ns"].to_numpy(), own["thread"].to_numpy()
@@ -220,11 +227,6 @@ def attribute(trace: Trace) -> Attribution:
         return missing
 
     by_time = sum(trace.each_rank(of_rank))
-    steps = (
-        ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
-        if ranges.height
-        else ranges.select("step_index", "name")
-    )
     return Attribution(step, phase, steps, ranges, phases, launched, by_time, truncated)
 
 
