@@ -41,11 +41,15 @@ class Finding:
 WARNING_CODES: dict[str, str] = {
     "clock_residual": "clocks of reports agree less well than the tolerance; wait and transfer between them are null",
     "events_without_launch": "GPU events without a launch row, placed in a step by their start",
+    "calls_without_thread": "API calls that name no thread, in a report of several processes, left out",
     "impossible_call_times": "API calls that end before they start, left out",
+    "impossible_range_times": "NVTX ranges that end before they start, left out",
     "impossible_times": "GPU events that end before they start or lie beyond any real time, left out",
     "newer_schema": "the export's major schema is newer than any this version was tried on",
     "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
     "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed",
+    "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
+    "ranges_without_thread": "NVTX ranges that name no thread, in a report of several processes, left out",
     "renamed_table": "a versioned table name was read as its plain one",
     "sequence_offset": "the capture began at another collective on a rank; matched after shifting",
     "shifted_times": "the export was made with normalised or shifted times",
@@ -53,6 +57,7 @@ WARNING_CODES: dict[str, str] = {
     "suspected_collectives": "unclassified kernels that are named like collectives",
     "truncated_step": "a last step that was still running when the profiler stopped, left out",
     "unclassified_kernels": "kernel names that no rule knows, counted as compute",
+    "unnamed_kernels": "kernels whose names the export does not hold, counted as compute",
     "unmatched_collectives": "communication kernels without a counterpart on other ranks, with the reasons",
     "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",
 }

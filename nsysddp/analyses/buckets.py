@@ -36,6 +36,7 @@ import polars as pl
 from nsysddp import schema
 from nsysddp.analyses.graph import Graph, build
 from nsysddp.analyses.queues import running_latest
+from nsysddp.analyses.steps import steady
 from nsysddp.intervals import grouped_union
 from nsysddp.markers import parse_bucket_mark
 from nsysddp.result import Finding, Result, Warning
@@ -571,9 +572,7 @@ def _warnings(frame: pl.DataFrame) -> tuple[Warning, ...]:
 
 def _findings(frame: pl.DataFrame) -> tuple[Finding, ...]:
     """Buckets of each rank per steady step: how many, and the transfer that the last one leaves exposed."""
-    gradients = frame.filter(pl.col("role") == GRADIENTS, pl.col("step_index").is_not_null())
-    steady = gradients.filter(~pl.col("is_warmup"))
-    chosen = steady if steady.height else gradients
+    chosen = steady(frame.filter(pl.col("role") == GRADIENTS, pl.col("step_index").is_not_null()))
     made = []
     facts = (
         chosen.group_by("rank")

@@ -28,6 +28,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.analyses.statistics import MIN_RUNS, Difference, Floats, difference
+from nsysddp.analyses.steps import steady
 from nsysddp.errors import AnalysisError, UsageError
 from nsysddp.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 
@@ -256,12 +257,6 @@ class Comparison:
         if any(len(all_of) != len(some) for all_of, some in zip(sides, known, strict=True)):
             return None
         return difference(known[0], known[1], factor=factor)
-
-
-def steady(overlap: pl.DataFrame) -> pl.DataFrame:
-    """Overlap rows without warm-up; all of them where nothing else is left."""
-    kept = overlap.filter(~pl.col("is_warmup"))
-    return kept if kept.height else overlap
 
 
 def run_of(

@@ -29,6 +29,7 @@ import polars as pl
 from nsysddp import schema
 from nsysddp.analyses import overlap
 from nsysddp.analyses.queues import event_queues
+from nsysddp.analyses.steps import steady
 from nsysddp.errors import AnalysisError
 from nsysddp.result import Finding, Result, Warning
 from nsysddp.units import ms
@@ -398,6 +399,8 @@ def _per_window(
     """The rows of ``schema.CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
     bounds = [window for window in context.windows.windows if window.rank == rank]
     assert len(bounds) == windows.height
+    if not bounds:
+        return schema.CONTENTION_STEP.empty()
     starts = np.array([window.start for window in bounds], dtype=np.int64)
     ends = np.array([window.end for window in bounds], dtype=np.int64)
     begin = executions["start_ns"].to_numpy()
@@ -540,9 +543,9 @@ def _warnings(trace: Trace, frames: dict[str, pl.DataFrame]) -> tuple[Warning, .
 def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
     """What contention cost each rank per steady window, and what overlap gained after it."""
     steps = frames["contention_step"]
-    known = steps.filter(pl.col("net_overlap_gain_ns").is_not_null(), pl.col("hidden_communication_ns") > 0)
-    steady = known.filter(~pl.col("is_warmup"))
-    known = steady if steady.height else known
+    known = steady(
+        steps.filter(pl.col("net_overlap_gain_ns").is_not_null(), pl.col("hidden_communication_ns") > 0)
+    )
     columns = ["contention_ns", "contention_low_ns", "contention_high_ns", "hidden_transfer_ns"]
     means = known.group_by("rank").agg(pl.col(columns).mean()).sort("rank")
     made = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from nsysddp.analyses.steps import ranks_text, steady
 from nsysddp.result import Finding
 from nsysddp.units import ms
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 CODES: dict[str, str] = {
     "overlap_on_every_rank": "every rank hides some transfer under computation",
-    "overlap_on_some_ranks": "some ranks hide transfer, others none",
-    "no_overlap": "no rank hides any communication",
+    "overlap_on_some_ranks": "some ranks hide transfer; others hide none, or nothing is known of them",
+    "no_overlap": "no rank of which it is known hides any communication",
     "overlap_unsplit": "communication runs beside computation, but wait and transfer cannot be told apart",
     "overlap_is_waiting": "most overlap of a rank is waiting for another rank",
     "exposed_is_waiting": "most exposed communication of a rank is waiting for another rank",
@@ -53,27 +54,20 @@ def find(result: Result, attribution: Attribution) -> tuple[Finding, ...]:
     return tuple(sorted(made, key=lambda finding: -finding.severity))
 
 
-def _steady(result: Result) -> pl.DataFrame:
-    """Overlap rows without warm-up; all of them if nothing else is left."""
-    frame = result["overlap"]
-    steady = frame.filter(~pl.col("is_warmup"))
-    return steady if steady.height else frame
-
-
 def _totals(result: Result) -> list[dict[str, Any]]:
-    """Sums of the steady windows of each rank that communicated; null where a part is unknown."""
+    """Sums of the steady windows of each rank that has any; null where a part is unknown."""
     columns = [
         "communication_ns",
         "hidden_communication_ns",
         "exposed_communication_ns",
         "hidden_transfer_ns",
         "hidden_wait_ns",
+        "hidden_unsplit_ns",
         "exposed_transfer_ns",
         "exposed_wait_ns",
-        "window_ns",
     ]
     return (
-        _steady(result)
+        steady(result["overlap"])
         .group_by("rank", maintain_order=True)
         .agg(
             *(
@@ -91,14 +85,16 @@ def _row(rank: int | None = None, table: str = "overlap", **keys: Any) -> dict[s
 
 
 def _overlap(result: Result) -> Iterator[Finding]:
-    totals = [row for row in _totals(result) if row["communication_ns"]]
-    known = [row for row in totals if row["hidden_communication_ns"] is not None]
+    totals = _totals(result)
+    known = [row for row in totals if row["communication_ns"] and row["hidden_communication_ns"] is not None]
     if not known:
         return
     rows = tuple(_row(row["rank"]) for row in known)
     span = _span(result)
-    who = "every rank" if len(known) > 1 else "the only rank"
-    whom = "any rank" if len(known) > 1 else "the only rank"
+    rest = _rest(result, totals, known)
+    who, whom = (ranks_text([row["rank"] for row in known]),) * 2
+    if not rest:
+        who, whom = ("every rank", "any rank") if len(known) > 1 else ("the only rank",) * 2
     if all(row["hidden_communication_ns"] == 0 for row in known):
         exposed = max(row["exposed_communication_ns"] for row in known)
         single = _single_bucket(result)
@@ -106,54 +102,58 @@ def _overlap(result: Result) -> Iterator[Finding]:
         yield Finding(
             "no_overlap",
             f"No overlap on {whom}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank"
-            f"{span}{because}.",
+            f"{span}{because}{rest}.",
             value=0,
             unit="ns",
             rows=rows,
             severity=100,
         )
         return
-    if any(row["hidden_transfer_ns"] is None for row in known):
+    if any(not row["hidden_transfer_ns"] and row["hidden_unsplit_ns"] != 0 for row in known):
         low = min(row["hidden_communication_ns"] for row in known)
         yield Finding(
             "overlap_unsplit",
             f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}{span}, but how much of that "
-            "is waiting cannot be told: the counterpart of its collectives was not captured or not matched.",
+            f"is waiting cannot be told: the counterpart of its collectives was not captured or not matched{rest}.",
             value=low,
             unit="ns",
             rows=rows,
             severity=90,
         )
         return
-    with_transfer = [row for row in known if row["hidden_transfer_ns"] > 0]
-    low = min(row["hidden_transfer_ns"] for row in known)
-    high = max(row["hidden_transfer_ns"] for row in known)
-    if len(with_transfer) == len(known):
+    # Of a rank that hides nothing at all no transfer is hidden, matched or not.
+    transfer = {row["rank"]: row["hidden_transfer_ns"] or 0 for row in known}
+    with_transfer = [rank for rank, hidden in transfer.items() if hidden]
+    without = [rank for rank, hidden in transfer.items() if not hidden]
+    low, high = min(transfer.values()), max(transfer.values())
+    if not without:
         yield Finding(
-            "overlap_on_every_rank",
-            f"Overlap on {who}: {_between(known)} under computation{span}.",
-            value=low,
-            unit="ns",
+            "overlap_on_some_ranks" if rest else "overlap_on_every_rank",
+            f"Overlap on {who}: {_between(known)} under computation{span}{rest}.",
+            value=len(with_transfer) if rest else low,
+            unit="count" if rest else "ns",
             rows=rows,
             severity=100,
         )
     elif with_transfer:
-        names = ", ".join(str(row["rank"]) for row in with_transfer)
+        some = ranks_text(with_transfer)
+        verbs = ["hides" if len(ranks) == 1 else "hide" for ranks in (with_transfer, without)]
         yield Finding(
             "overlap_on_some_ranks",
-            f"Only rank {names} hide{'s' if len(with_transfer) == 1 else ''} transfer under computation "
-            f"(up to {ms(high):.2f} ms{span}); the others hide none.",
+            f"{some[0].upper() + some[1:] if rest else f'Only {some}'} {verbs[0]} transfer under computation "
+            f"(up to {ms(high):.2f} ms{span}); {f'{ranks_text(without)} {verbs[1]}' if rest else 'the others hide'} "
+            f"none{rest}.",
             value=len(with_transfer),
             unit="count",
             rows=rows,
             severity=100,
         )
     else:
-        wait = max(row["hidden_wait_ns"] for row in known)
+        wait = max(row["hidden_wait_ns"] or 0 for row in known)
         yield Finding(
             "no_overlap",
-            f"No transfer is hidden on any rank: the bars that lie side by side are waiting "
-            f"(up to {ms(wait):.2f} ms{span}).",
+            f"No transfer is hidden on {whom}: the bars that lie side by side are waiting "
+            f"(up to {ms(wait):.2f} ms{span}){rest}.",
             value=0,
             unit="ns",
             rows=rows,
@@ -161,9 +161,19 @@ def _overlap(result: Result) -> Iterator[Finding]:
         )
 
 
+def _rest(result: Result, totals: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> str:
+    """What there is to say of the ranks of the trace whose overlap is not known; empty if there are none."""
+    silent = {row["rank"] for row in totals if row["communication_ns"] == row["hidden_communication_ns"] == 0}
+    unknown = [
+        rank for rank in result.trace.rank_numbers if rank not in silent | {row["rank"] for row in known}
+    ]
+    said = f"; {ranks_text(sorted(silent))} ran no communication" if silent else ""
+    return said + (f"; nothing is known of {ranks_text(unknown)}" if unknown else "")
+
+
 def _span(result: Result) -> str:
     """Over which time a sum goes, where it is more than one window of a rank."""
-    windows = int(_steady(result).group_by("rank").len()["len"].max() or 0)  # type: ignore[arg-type]
+    windows = int(steady(result["overlap"]).group_by("rank").len()["len"].max() or 0)  # type: ignore[arg-type]
     return f" over {windows} steps" if windows > 1 else ""
 
 
@@ -183,7 +193,7 @@ def _between(totals: Sequence[Mapping[str, Any]]) -> str:
 
 def _single_bucket(result: Result) -> bool:
     """Does every rank run one collective a step in backward?"""
-    frame = _steady(result)
+    frame = steady(result["overlap"])
     return bool(
         frame.height and (frame["collectives"] == 1).all() and frame["step_index"].is_not_null().all()
     )
@@ -219,11 +229,16 @@ def _waiting(result: Result) -> Iterator[Finding]:
 
 
 def _no_communication(result: Result) -> Iterator[Finding]:
-    silent = [row["rank"] for row in _totals(result) if row["communication_ns"] == 0]
-    if not silent or any(warning.code == "whole_graph_spans" for warning in result.warnings):
+    # Under a whole graph the hidden time is null: what ran there is unknown.
+    silent = [
+        row["rank"]
+        for row in _totals(result)
+        if row["communication_ns"] == row["hidden_communication_ns"] == 0
+    ]
+    if not silent:
         return
-    every = len(silent) == result["overlap"]["rank"].n_unique()
-    who = "on any rank" if every and len(silent) > 1 else f"on rank {', '.join(map(str, silent))}"
+    every = len(silent) == len(result.trace.rank_numbers)
+    who = "on any rank" if every and len(silent) > 1 else f"on {ranks_text(silent)}"
     yield Finding(
         "no_communication",
         f"No communication kernels {who}; overlap is not applicable.",
@@ -353,12 +368,18 @@ def _suspected(result: Result) -> Iterator[Finding]:
 
 
 def _warm_up(result: Result) -> Iterator[Finding]:
-    frame = result["overlap"].filter(pl.col("is_warmup"))
-    if frame.height:
+    alone = pl.col("is_warmup").all().over("rank")
+    warm = result["overlap"].with_columns(alone=alone).filter("is_warmup")
+    for (is_all,), frame in warm.group_by("alone", maintain_order=True):
         steps = frame["step"].unique(maintain_order=True).to_list()
+        what = (
+            f"Nothing but warm-up is shown of {ranks_text(frame['rank'].unique().sort().to_list())}"
+            if is_all
+            else "Warm-up, left out of every summary"
+        )
         yield Finding(
             "warm_up",
-            f"Warm-up, left out of every summary: {', '.join(str(step) for step in steps)}.",
+            f"{what}: {', '.join(str(step) for step in steps)}.",
             value=len(steps),
             unit="count",
             rows=tuple(_row(rank, step=step) for rank, step in frame.select("rank", "step").iter_rows()),

@@ -40,6 +40,7 @@ import polars as pl
 from nsysddp import schema
 from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
 from nsysddp.analyses.host import Blocking, blocking_kind
+from nsysddp.analyses.steps import steady
 from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals
 from nsysddp.result import Finding, Result, Warning
@@ -651,8 +652,7 @@ def _warnings(trace: Trace, pieces: pl.DataFrame) -> tuple[Warning, ...]:
 
 def _findings(steps: pl.DataFrame) -> tuple[Finding, ...]:
     """The largest cause of idle time of each rank, per steady window."""
-    steady = steps.filter(~pl.col("is_warmup"))
-    chosen = steady if steady.height else steps
+    chosen = steady(steps)
     count = chosen.group_by("rank").agg(windows=pl.col("step_index").n_unique())
     largest = (
         chosen.group_by("rank", "cause")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from nsysddp.result import Warning
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     Times = NDArray[np.int64]
 
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+_MOST_RANKS = 8
+_THREADLESS = ("ranges_without_thread", "calls_without_thread")
 
 WARM_UP_RATIO = 1.5
 """Leading steps longer than this times the median of the rest are warm-up."""
@@ -116,7 +120,9 @@ def _segments(
         rows, start, end = rows[outer], start[outer], end[outer]
     edges: list[int] = []
     holders: list[int] = []
-    open_ranges: list[tuple[int, int]] = []
+    # End and row in order of opening; what is closed leaves when it comes to the top. Ends of all as a heap.
+    opened: list[tuple[int, int]] = []
+    ends: list[int] = []
 
     def mark(at: int, holder: int) -> None:
         if edges and edges[-1] == at:
@@ -126,17 +132,16 @@ def _segments(
             holders.append(holder)
 
     def close_until(limit: int) -> None:
-        while open_ranges:
-            live = [item for item in open_ranges if item[0] > limit]
-            if len(live) == len(open_ranges):
-                return
-            soonest = min(open_ranges, key=lambda item: item[0])[0]
-            open_ranges[:] = [item for item in open_ranges if item[0] > soonest]
-            mark(soonest, open_ranges[-1][1] if open_ranges else -1)
+        while ends and ends[0] <= limit:
+            at = heappop(ends)
+            while opened and opened[-1][0] <= at:
+                opened.pop()
+            mark(at, opened[-1][1] if opened else -1)
 
     for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
         close_until(first)
-        open_ranges.append((last, row))
+        opened.append((last, row))
+        heappush(ends, last)
         mark(first, row)
     close_until(np.iinfo(np.int64).max)
     return np.asarray(edges, dtype=np.int64), np.asarray(holders, dtype=np.int64)
@@ -490,7 +495,35 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
             f"no step is left of {attribution.steps.height} (0:{attribution.steps.height})",
             do="choose another range with --steps, --skip-warmup, --from or --to",
         )
+    warnings.extend(_without_window(trace, {window.rank for window in kept}, {w.rank for w in made_all}))
     return Windows(tuple(kept), "step", tuple(warnings))
+
+
+def _without_window(trace: Trace, shown: set[int], with_steps: set[int]) -> Iterator[Warning]:
+    """Ranks of which the windows tell nothing: the steps of others are not theirs."""
+    missing = [rank for rank in trace.rank_numbers if rank not in shown]
+    if missing:
+        why = (
+            "no step lies in the part asked for"
+            if with_steps.issuperset(missing)
+            else "nothing was launched inside a step range of the process (mark steps on every rank, or use "
+            "--per capture)"
+        )
+        yield Warning("rank_without_window", len(missing), f"no figures of {ranks_text(missing)}: {why}")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0 and 3``, ``ranks 0, 3, 4 and 5``; of many the first few and how many more."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in (ranks if len(ranks) <= _MOST_RANKS else ranks[: _MOST_RANKS - 1])]
+    last = shown.pop() if len(ranks) <= _MOST_RANKS else f"{len(ranks) - len(shown)} more"
+    return f"ranks {', '.join(shown)} and {last}"
+
+
+def steady(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of windows (``rank``, ``is_warmup``) without warm-up; of a rank that shows nothing else, all of its rows."""
+    return frame.filter(~pl.col("is_warmup") | pl.col("is_warmup").all().over("rank"))
 
 
 def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
@@ -498,6 +531,8 @@ def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
         reason = (
             "the report holds no launch calls (capture with --trace=cuda), so events cannot be put into steps"
         )
+    elif untold := [one.message for one in trace.warnings if one.code in _THREADLESS]:
+        reason = "; ".join(untold)
     elif attribution.steps.height:
         reason = "no GPU event was launched inside a step range"
     elif not any("nvtx" in one.capabilities for one in trace.inputs):

@@ -47,9 +47,9 @@ from nsysddp.analyses.compare import (
     RANK_METRICS,
     Comparison,
     percentile,
-    steady,
 )
 from nsysddp.analyses.statistics import runs_needed
+from nsysddp.analyses.steps import steady
 from nsysddp.errors import UsageError
 from nsysddp.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -437,7 +437,7 @@ def _parts(claim: Claim, runs: Sequence[Loaded]) -> list[_Part]:
             return [_Part(None, np.empty(0), np.empty(0), f"{claim.metric}: {why}", _CAPTURE[capture])]
         joined = np.concatenate(values)
         return [_Part(None, joined, np.zeros(joined.size))]
-    ranks = sorted({rank for run in runs for rank in run.result["overlap"]["rank"].unique().to_list()})
+    ranks = sorted({rank for run in runs for rank in run.result["rank"]["rank"].to_list()})
     if isinstance(claim.where, int):
         ranks = [claim.where]
     return [_rank_part(claim.metric, rank, runs) for rank in ranks]
@@ -451,9 +451,9 @@ def _rank_part(metric: str, rank: int, runs: Sequence[Loaded]) -> _Part:
         mine = overlap.filter(overlap["rank"] == rank)
         nothing = np.empty(0)
         if not mine.height:
-            return _Part(
-                rank, nothing, nothing, f"rank {rank} is not in {run.source.name}", _CAPTURE["ranks"]
-            )
+            there = rank in run.result["rank"]["rank"]
+            why = f"rank {rank} {'has no window of steps' if there else 'is not'} in {run.source.name}"
+            return _Part(rank, nothing, nothing, why, _CAPTURE["steps" if there else "ranks"])
         if metric == "window_ns" and mine["step_index"].null_count():
             return _Part(rank, nothing, nothing, f"{run.source.name} shows no steps", _CAPTURE["steps"])
         if metric in mine.columns:

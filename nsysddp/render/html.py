@@ -19,6 +19,7 @@ import polars as pl
 
 import nsysddp
 from nsysddp.analyses.critical_path import KINDS
+from nsysddp.analyses.steps import steady
 from nsysddp.names import visible
 from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
@@ -376,7 +377,10 @@ def _count(number: int, what: str) -> str:
 def _scope(result: Result, context: Context) -> str:
     frame = result["overlap"]
     steps = frame["step_index"].drop_nulls().n_unique()
-    said = [_count(frame["rank"].n_unique(), "rank"), _count(steps, "step") if steps else "whole capture"]
+    said = [
+        _count(len(result.trace.rank_numbers), "rank"),
+        _count(steps, "step") if steps else "whole capture",
+    ]
     asked = context.selection
     if asked.from_ns is not None or asked.to_ns is not None:
         said.append("part of the time")
@@ -386,7 +390,7 @@ def _scope(result: Result, context: Context) -> str:
 
 
 def _bars_caption(result: Result) -> str:
-    frame = per_rank.steady(result["overlap"])
+    frame = steady(result["overlap"])
     most = int(max(frame.group_by("rank").len()["len"].to_list(), default=0))
     what = (
         "the whole capture"

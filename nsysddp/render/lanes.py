@@ -447,7 +447,7 @@ def _notes(scene: Scene, context: Context, shown: list[int]) -> list[str]:
             "(capture with --cuda-graph-trace=node)."
         )
     for warning in context.windows.warnings:
-        if warning.code == "no_steps":
+        if warning.code in ("no_steps", "rank_without_window"):
             text = printable(warning.message)
             notes.append(f"{text[:1].upper()}{text[1:]}.")
     return notes

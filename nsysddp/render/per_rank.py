@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from nsysddp.analyses.steps import steady
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ class Bar:
     parts: tuple[tuple[str, str, int, float], ...]
 
 
-def steady(frame: pl.DataFrame) -> pl.DataFrame:
-    """Overlap rows without warm-up; all where nothing else is left."""
-    kept = frame.filter(~pl.col("is_warmup"))
-    return kept if kept.height else frame
+def without_window(result: Result) -> list[int]:
+    """Ranks of the trace of which no window was asked for, or can be: they have no figures."""
+    return [rank for rank in result.trace.rank_numbers if rank not in result["overlap"]["rank"]]
 
 
 def caption(result: Result) -> str:
@@ -93,6 +93,7 @@ def figures(result: Result, digits: int = 3) -> tuple[list[str], list[Figures]]:
         cells = [milliseconds(median(part, name), digits) for name, _ in shown]
         cells += [_ratio(part), *(_count(median(part, name)) for name in ("kernels", "collectives"))]
         rows.append(Figures(int(str(rank)), median(part, "window_ns") or 0.0, tuple(cells)))
+    rows += [Figures(rank, 0.0, ("?",) * (len(shown) + 3)) for rank in without_window(result)]
     return [*(label for _, label in shown), "overlap of comm.", "kernels", "collectives"], rows
 
 

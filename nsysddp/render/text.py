@@ -11,7 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysddp.render.per_rank import median, milliseconds, steady
+from nsysddp.analyses.steps import steady
+from nsysddp.render.per_rank import median, milliseconds, without_window
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
@@ -65,9 +66,8 @@ def _bullet(text: str, style: str = "") -> Table:
 def _title(result: Result) -> Text:
     inputs = result.trace.inputs
     what = inputs[0].name if len(inputs) == 1 else f"{len(inputs)} reports"
-    frame = result["overlap"]
-    ranks = frame["rank"].n_unique()
-    steps = frame["step_index"].drop_nulls().n_unique()
+    ranks = len(result.trace.rank_numbers)
+    steps = result["overlap"]["step_index"].drop_nulls().n_unique()
     span = _count(steps, "step") if steps else "whole capture"
     title = Text(what, style="bold")
     title.append(f"   {_count(ranks, 'rank')}, {span}", style="dim")
@@ -124,6 +124,8 @@ def _rank_table(result: Result, *, wide: bool) -> Table:
         if wide:
             cells += [_number(median(part, "kernels")), _number(median(part, "collectives"))]
         table.add_row(*cells)
+    for rank in without_window(result):
+        table.add_row(str(rank), *["?"] * (len(table.columns) - 1))
     return table
 
 
