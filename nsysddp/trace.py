@@ -54,7 +54,7 @@ class Input:
         tables: tables with at least one row.
         capabilities: what can be answered from it (see ``ingest.report``).
         start_epoch_ns: UTC of the session start; None if unknown.
-        diagnostics: messages of severity >= 2 that nsys left, without paths.
+        diagnostics: messages of severity >= 2 that nsys left, as far as they can be shown.
     """
 
     name: str

@@ -6,4 +6,5 @@
 -- column value: TEXT, its value
 SELECT name AS name, value AS value
 FROM META_DATA_CAPTURE
-WHERE name LIKE '%CUDA_GRAPH_TRACE_OPTIONS:MODE' OR name LIKE '%COLLECT_CUDA_TRACE' OR name LIKE '%COLLECT_NVTX_TRACE'
+WHERE (name LIKE '%CUDA_GRAPH_TRACE_OPTIONS:MODE' AND lower(value) IN ('graph', 'node'))
+   OR ((name LIKE '%COLLECT_CUDA_TRACE' OR name LIKE '%COLLECT_NVTX_TRACE') AND lower(value) IN ('true', 'false'))

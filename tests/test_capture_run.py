@@ -810,10 +810,12 @@ def test_report_of_which_nsys_says_that_it_lost_events_is_incomplete(
         timestampType=0,
         source=1,
         severity=3,
-        text="Event buffer overflowed.",
+        text="Event buffer of alice overflowed.",
     )
     drawing.write(export)
     made = gpu_plan(plan, fake(export_does=f'cp "{export}" "$out"'))
     found = failure_keeping_export(made)
     assert found.kind == "incomplete_report"
-    assert "Event buffer overflowed." in str(found)
+    assert found.details == ("Event buffer of alice overflowed.",)
+    assert "alice" not in str(found)
+    assert record(made)["diagnostics"] == ["<message withheld>"]

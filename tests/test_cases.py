@@ -16,6 +16,7 @@ import sqlite3
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -825,6 +826,36 @@ def test_37_nothing_but_graphs(tmp_path: Path) -> None:
     assert "no_communication" not in codes(made)
 
 
+def test_37_copies_beside_nothing_but_graphs_keep_their_sizes(tmp_path: Path) -> None:
+    export = Export()
+    process = export.process()
+    process.copy("HtoD", (0, 10), bytes=111)
+    process.copy("DtoH", (10, 20), bytes=222)
+    process.memset((20, 30), bytes=333)
+    process.graph((30, 90))
+    path = export.write(tmp_path / "a.sqlite")
+    assert {row["operation"]: row["bytes"] for row in tables(path)["memory"]} == {
+        "memcpy HtoD": 111,
+        "memcpy DtoH": 222,
+        "memset": 333,
+    }
+    assert run("idle", path).code == 0
+
+
+@pytest.mark.parametrize("mode", ["Node", None])
+def test_38_nodes_of_a_graph_whose_launch_is_not_there(mode: str | None, tmp_path: Path) -> None:
+    """All on one stream: of nodes that says nothing. Only the copy has a call, whose name may be unknown."""
+    export = Export(graph_mode=mode or "")
+    process = export.process()
+    for at in (0, 20, 40):
+        for node, name in enumerate(("sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL")):
+            process.kernel(
+                name, 7, (at + 10 * node, at + 10 * node + 10), launched=None, graph_node=at + node + 1
+            )
+    process.copy("HtoD", (90, 91))
+    assert "communication_on_compute_stream" not in codes(document(export.write(tmp_path / "a.sqlite")))
+
+
 def test_38_nodes_of_a_graph_count_once(tmp_path: Path) -> None:
     export = Export()
     for line in (0, 1):
@@ -967,7 +998,8 @@ def test_42_a_versioned_table_is_read_and_said(version: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("schema", "warned"), [("4.0.0", True), ("5.1", True), ("3.99.1", False), ("2.9.1", False), (None, False)]
+    ("schema", "warned"),
+    [("4.0.0", True), ("5.1", True), ("9" * 5000, True), ("3.99.1", False), ("2.9.1", False), (None, False)],
 )
 def test_42_an_unknown_major_schema_is_a_warning(schema: str | None, warned: bool, tmp_path: Path) -> None:
     path = scene(schema=schema).write(tmp_path / "a.sqlite")
@@ -975,6 +1007,18 @@ def test_42_an_unknown_major_schema_is_a_warning(schema: str | None, warned: boo
     assert ("newer_schema" in codes(made, "warnings")) == warned
     assert made["inputs"][0]["schema"] == schema
     assert made["tables"]["overlap"] == tables(scene().write(tmp_path / "b.sqlite"))["overlap"]
+
+
+def test_42_a_schema_told_in_parts(tmp_path: Path) -> None:
+    export = scene(schema="4.1.0")
+    for row in export.rows["META_DATA_EXPORT"]:
+        if row["name"] in ("EXPORT_SCHEMA_VERSION", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION_MICRO"):
+            row["value"] = None
+    path = export.write(tmp_path / "a.sqlite")
+    made = document(path)
+    assert (made["inputs"][0]["schema"], made["inputs"][0]["nsys_version"]) == ("4.1", None)
+    assert "newer_schema" in codes(made, "warnings")
+    assert "None" not in run("doctor", path).out
 
 
 def test_42_old_metadata_and_foreign_columns(tmp_path: Path) -> None:
@@ -1001,6 +1045,49 @@ def test_42_text_that_is_not_utf8(tmp_path: Path) -> None:
     names = {row["name"] for row in tables(path)["kernel_class"]}
     assert any(name.startswith("caf") and name.endswith("_kernel") for name in names)
     assert run("doctor", path).code == 0
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_42_text_in_utf16(encoding: str, tmp_path: Path) -> None:
+    plain, path = scene().write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite"
+    with closing(sqlite3.connect(plain)) as source, closing(sqlite3.connect(path)) as target:
+        target.executescript("\n".join([f"PRAGMA encoding = '{encoding}';", *source.iterdump()]))
+    assert tables(path)["overlap"] == tables(plain)["overlap"]
+
+
+@pytest.mark.parametrize("lost", ["CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_42_events_that_name_no_process(ranks: int, lost: str, tmp_path: Path) -> None:
+    """They are of the only process; under CUDA_VISIBLE_DEVICES nothing else tells two apart."""
+    export = Export()
+    for line in range(ranks):
+        process = export.process(device=0, gpu=line)
+        process.range("step 0", 0, 100)
+        process.draw("c" if line == 0 else "g", 7, (0, 100))
+        process.copy("HtoD", (100, 110))
+    path = export.write(tmp_path / "a.sqlite", drop=[f"{lost}.globalPid"])
+    if ranks == 1:
+        assert tables(path)["overlap"] == tables(export.write(tmp_path / "b.sqlite"))["overlap"]
+    else:
+        assert "2 processes" in (ran := run("analyze", path)).line
+        assert ran.code == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"])
+def test_42_threads_that_are_not_told(ranks: int, table: str, tmp_path: Path) -> None:
+    """In one process they do not matter; else ranges and calls are of no known process, and the column is named."""
+    export = Export()
+    for line in range(ranks):
+        process = export.process(device=line)
+        process.range("step 0", 0, 100)
+        process.kernel("sgemm", 7, (10, 60))
+    made = document(export.write(tmp_path / "a.sqlite", drop=[f"{table}.globalTid"]))
+    (said,) = [one["message"] for one in made["warnings"] if one["code"] == "no_steps"] or [""]
+    if ranks == 1:
+        assert ([row["step"] for row in made["tables"]["overlap"]], said) == (["step 0"], "")
+    else:
+        assert f"{table}.globalTid" in said
 
 
 def shuffled(source: Path, target: Path, seed: int) -> Path:
@@ -1237,6 +1324,18 @@ def test_45_the_real_nsys_refuses_in_one_line(tmp_path: Path, monkeypatch: pytes
     assert ran.line
 
 
+def test_46_ranges_that_all_overlap(tmp_path: Path) -> None:
+    """20,000 phases open at once: the one opened last holds the kernel; looking through all of them takes minutes."""
+    export = Export()
+    process = export.process()
+    process.range("step 0", 0, 100_000)
+    for number in range(20_000):
+        process.range("backward", number, number + 40_000)
+    process.kernel("gemm", 7, (30_000, 30_010), launched=(25_000, 25_001))
+    phases = [row for row in tables(export.write(tmp_path / "a.sqlite"))["phase"] if row["kernels"]]
+    assert [(row["host_start_ns"], row["kernels"]) for row in phases] == [(19_999 * MS, 1)]
+
+
 def test_46_work_grows_with_the_input_and_unrelated_tables_are_not_read(tmp_path: Path) -> None:
     """An unrelated table that never ends would hang whoever reads more than its first row."""
 
@@ -1285,9 +1384,16 @@ def planted(tmp_path: Path) -> Path:
         f"Not all CUDA events in /home/{SECRET}/a",
         f"see C:\\Users\\{SECRET}\\x",
         f"~/{SECRET}/y z",
+        f"host {SECRET}: CUPTI failed",
+        f"env API_TOKEN={SECRET} rejected",
+        f"./{SECRET}/run.sh --token={SECRET}",
+        f"Loaded CUPTI library: {SECRET}/a b,c=%#.so",
+        f"Not all CUDA events might have been collected. {SECRET}",
     ):
         export.diagnostic(text, severity=2)
         export.diagnostic(text, severity=3)
+    for name in ("EXPORT_COMMAND_LINE", "EXPORT_PARAM_INPUT_PATH", "EXPORT_USER", "EXPORT_SCHEMA_VERSION"):
+        export.row("META_DATA_EXPORT", name=name, value=SECRET)
     folder = tmp_path / SECRET
     folder.mkdir()
     return export.write(folder / "a.sqlite")
@@ -1306,8 +1412,8 @@ def test_47_nor_in_any_file_or_picture(tmp_path: Path) -> None:
     path = planted(tmp_path)
     out = tmp_path / "out"
     assert run("analyze", path, "--out", out).code == 0
-    for form in ("svg", "png"):
-        ran = run("timeline", path, "-o", out / f"t.{form}")
+    for command, name in (("timeline", "t.svg"), ("timeline", "t.png"), ("report", "r.html")):
+        ran = run(command, path, "-o", out / name)
         assert ran.code == 0, ran.err
         assert SECRET not in ran.out + ran.err
     files = [file for file in out.rglob("*") if file.is_file()]

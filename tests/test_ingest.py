@@ -19,6 +19,7 @@ from nsysddp.analyses.steps import Selection
 from nsysddp.errors import RankConflict, ReportError
 from nsysddp.ingest.attribute import kind_of, message_bytes
 from nsysddp.ingest.clocks import clocks_of
+from nsysddp.ingest.diagnostics import WITHHELD, public
 from nsysddp.ingest.identity import host_aliases, rank_in_name
 from nsysddp.ingest.load import load
 from nsysddp.ingest.payload import Schemas
@@ -129,6 +130,14 @@ def test_fields_of_unknown_type_and_arrays_are_left_out() -> None:
     assert (told.communicator, told.bytes, told.reduction) == ([None], [None], ["sum"])
 
 
+@pytest.mark.parametrize("value", [1000.0, float("nan"), float("inf")])
+def test_a_size_that_is_a_real_number_is_none_of_nccl(value: float) -> None:
+    rows = entries("AllReduce")
+    rows[1] = {**rows[1], "type": 20}
+    told = Schemas(rows, ENUMS).decode([1], [BLOB[:40] + struct.pack("<d", value) + BLOB[48:]])
+    assert (told.communicator, told.bytes) == (["0x5"], [None])
+
+
 def test_a_reduction_without_a_name_is_its_number() -> None:
     blob = bytearray(BLOB)
     blob[32 + 16] = 9
@@ -188,6 +197,15 @@ def test_marks_tell_the_devices_of_one_process_apart(tmp_path: Path) -> None:
         process.mark(rank_mark(RankMark(rank, 8, device, device)), device)
     rows = load(export.write(tmp_path / "a.sqlite")).ranks.to_dicts()
     assert [(row["rank"], row["device"]) for row in rows] == [(2, 1), (4, 0)]
+
+
+@pytest.mark.parametrize("text", ["rank=5000000000 world=2", "rank=0 world=99999999999999999999"])
+def test_a_mark_beyond_any_real_rank_is_none(text: str, tmp_path: Path) -> None:
+    export = Export()
+    process = export.process()
+    process.mark(f"nsysddp:{text} local=0 device=0", 0)
+    process.kernel("sgemm", 7, (0, 5))
+    assert identity(export.write(tmp_path / "a.sqlite")) == [(0, "inferred", None)]
 
 
 def test_known_ranks_leave_their_numbers_to_nobody(tmp_path: Path) -> None:
@@ -415,6 +433,25 @@ def test_a_capture_that_began_later_on_one_rank(first: int, tmp_path: Path) -> N
     assert "sequence_offset" in codes(made, "warnings")
     left = [row["match"] for row in made["tables"]["collective"] if row["ready_ns"] is None]
     assert left == ["unmatched:missing on a rank"] * first
+
+
+@pytest.mark.parametrize("domain", [None, "mine"])
+def test_a_users_range_named_like_a_call_of_nccl_is_none(domain: str | None, tmp_path: Path) -> None:
+    def draw(process: Process, rank: int) -> None:
+        process.range("ncclAllReduce", 10 * rank, 10 * rank + 8, domain=domain)
+        process.nccl("AllReduce", 17, (10 * rank + 2, 50), bytes=4096)
+
+    made = job(tmp_path, draw)
+    assert matches(made) == {"sequence"}
+    assert {row["bytes"] for row in made["tables"]["collective"]} == {4096}
+
+
+def test_calls_of_nccl_whose_domain_has_no_name_are_calls(tmp_path: Path) -> None:
+    export = Export()
+    for rank in (0, 1):
+        export.process(device=rank).nccl("AllReduce", 17, (rank, 50), bytes=4096)
+    export.rows["NVTX_EVENTS"] = [row for row in export.rows["NVTX_EVENTS"] if row["eventType"] != 75]
+    assert matches(document(export.write(tmp_path / "a.sqlite"), "--per", "capture")) == {"sequence"}
 
 
 def test_several_communicators_do_not_mix(tmp_path: Path) -> None:
@@ -860,6 +897,17 @@ def test_impossible_times_are_left_out_and_counted(tmp_path: Path) -> None:
     assert warning["count"] == 2
 
 
+def test_ranges_with_impossible_times_are_left_out_and_counted(tmp_path: Path) -> None:
+    export = Export()
+    process = export.process()
+    process.range("step 0", 0, 20)
+    process.range("step 1", 40, 30)
+    process.kernel("a", 7, (0, 10))
+    made = document(export.write(tmp_path / "a.sqlite"))
+    assert [row["step"] for row in made["tables"]["overlap"]] == ["step 0"]
+    assert [one["count"] for one in made["warnings"] if one["code"] == "impossible_range_times"] == [1]
+
+
 def test_nothing_but_impossible_times(tmp_path: Path) -> None:
     export = Export(unit="ns")
     export.process().kernel("b", 7, (50, 40), launched=1)
@@ -908,3 +956,46 @@ def test_a_file_that_vanishes_while_it_is_hashed(tmp_path: Path) -> None:
         path.unlink()
         with pytest.raises(ReportError):
             assert opened.sha256
+
+
+# --- what nsys itself said ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Not all CUDA events might have been collected.",
+        "No NVTX events collected. Does the process use NVTX?",
+        "CUDA profiling might have not been started correctly.",
+        "Number of CUPTI events produced: \t1033, CUPTI buffers: 50.",
+        "The cudaProfilerStart API was ignored 1 times due to configuration settings; Note that, when requested, only "
+        "the first pair of cudaProfilerStart/Stop APIs, after the collection is started, will be effective.",
+        "Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 2. \nChange the paranoid "
+        "level to 1 to enable CPU kernel sample collection.\n"
+        "Try\nsudo sh -c 'echo 1 >/proc/sys/kernel/perf_event_paranoid'"
+        "\n to change the paranoid level to 1.",
+        "Loaded CUPTI library: <path>",
+        WITHHELD,
+    ],
+)
+def test_a_message_of_known_form_is_told_with_its_numbers(message: str) -> None:
+    assert public(message) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("Loaded CUPTI library: /opt/alice smith/libcupti.so.13", "Loaded CUPTI library: <path>"),
+        (
+            "Process was launched by the profiler, see alice and stderr.log for program output",
+            "Process was launched by the profiler, see <path> and stderr.log for program output",
+        ),
+        ("Loaded CUPTI library: a\nalice", WITHHELD),
+        ("Not all CUDA events might have been collected. alice", WITHHELD),
+        ("Number of NVTX events collected: \u0661.", WITHHELD),
+        ("alice", WITHHELD),
+        ("", WITHHELD),
+    ],
+)
+def test_of_any_other_message_nothing_is_told(message: str, told: str) -> None:
+    assert public(message) == told

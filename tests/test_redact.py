@@ -738,6 +738,7 @@ def test_allow_list_is_well_formed() -> None:
         "kernel",
         "range",
         "payload",
+        "diagnostic",
         "host",
         "setting",
         "string",

@@ -470,7 +470,10 @@ _PUSH_POP, _START_END, _ERROR = 59, 60, 3
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the exports hold besides GPU events: ranges, the processes that opened them, and nsys's complaints."""
+    """What the exports hold besides GPU events: ranges, the processes that opened them, and nsys's complaints.
+
+    Complaints go into files as far as they can be shown to anybody; the errors are whole, for whoever captures.
+    """
 
     ranges: int
     processes: int
@@ -484,6 +487,7 @@ def _inspect(exports: Sequence[Path]) -> _Contents:
     Raises:
         Failure: one of them cannot be read.
     """
+    from nsysddp.ingest.diagnostics import public
     from nsysddp.ingest.report import open_report
     from nsysddp.ingest.sql import rows
 
@@ -502,7 +506,7 @@ def _inspect(exports: Sequence[Path]) -> _Contents:
     return _Contents(
         ranges,
         len(opened_by),
-        diagnostics=tuple(dict.fromkeys(str(message["text"]) for message in messages)),
+        diagnostics=tuple(dict.fromkeys(public(str(message["text"])) for message in messages)),
         errors=tuple(str(message["text"]) for message in messages if message["severity"] >= _ERROR),
     )
 
@@ -528,9 +532,9 @@ def _verdict(
     if contents.errors:
         raise Failure(
             "incomplete_report",
-            f"nsys itself says that the report is incomplete: {contents.errors[0]}",
-            do="capture fewer steps, or see the diagnostics in run.json",
-            details=contents.diagnostics,
+            "nsys itself says that the report is incomplete",
+            do="see above what it says, and capture fewer steps",
+            details=contents.errors,
         )
     from nsysddp.analyses import analyze
     from nsysddp.ingest.load import load

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsysddp.errors import EvidenceError, NotAReport, UsageError
+from nsysddp.ingest.diagnostics import public
 from nsysddp.ingest.report import open_report, quoted
 from nsysddp.markers import (
     DEFAULT_PHASE_PATTERNS,
@@ -35,6 +36,7 @@ from nsysddp.markers import (
     parse_bucket_mark,
     parse_rank_mark,
 )
+from nsysddp.names import natural
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -174,7 +176,7 @@ def aliases_of_hosts(reports: Iterable[str | os.PathLike[str]]) -> dict[str, str
             if opened.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
                 settings = db.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV").fetchall()
                 found |= {str(value) for name, value in settings if _HOST_SETTING.fullmatch(str(name))}
-    return {host: f"host-{n:0{len(str(len(found)))}}" for n, host in enumerate(sorted(found), 1)}
+    return {host: f"host-{n:0{len(str(len(found)))}}" for n, host in enumerate(sorted(found, key=natural), 1)}
 
 
 # The allow-list
@@ -304,8 +306,7 @@ class Names:
         if kind == "host":
             return text if text == "Local (CLI)" else self.host(text)
         if kind == "diagnostic":
-            text = scrub_paths(text)
-            return text if self._allow.names[kind].fullmatch(text) else "<message withheld>"
+            return public(text)
         return text if self._allow.names[kind].fullmatch(text) else self._token(kind, text)
 
     def _token(self, prefix: str, text: str) -> str:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import MissingTable, QueryError, ReportError
+from nsysddp.ingest.diagnostics import public
 from nsysddp.ingest.report import Report, quoted, refusal, require_columns
 from nsysddp.names import visible
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 65_536
 THREADS = 2
-_PATH = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?([/\\][\w.@+-]+){2,}")
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+)(?:\s+(?P<of>\w+))?:\s*(?P<value>.*)")
 
 
@@ -206,8 +206,13 @@ def count(report: Report, table: str) -> int:
 
 
 def diagnostics(report: Report) -> list[str]:
-    """Warnings and errors that nsys itself left in the export, without paths."""
-    return [visible(_PATH.sub("<path>", str(row["text"]))) for row in rows(report, "diagnostics")]
+    """Warnings and errors that nsys itself left in the export, each as far as it can be shown."""
+    return list(dict.fromkeys(visible(" ".join(row["text"].split())) for row in diagnostic_rows(report)))
+
+
+def diagnostic_rows(report: Report) -> list[dict[str, Any]]:
+    """The rows of the query ``diagnostics``, each text as far as it can be shown."""
+    return [{**row, "text": public(str(row["text"]))} for row in rows(report, "diagnostics")]
 
 
 def row_span(report: Report, table: str) -> tuple[int, int] | None:
@@ -290,7 +295,8 @@ def scan(
                 thread.join()
     if failures:
         error = failures[0]
-        if isinstance(error, ReportError) or not isinstance(error, Exception):
+        ours = (ReportError, NameError, AttributeError, AssertionError)  # no data makes the last three
+        if isinstance(error, ours) or not isinstance(error, Exception):
             raise error
         raise _unreadable(report, query, error) from error
 
@@ -345,9 +351,7 @@ def run_bounded(report: Report, name: str) -> tuple[list[str], list[tuple[Any, .
         raise QueryError(
             f"query {name} needs {', '.join(query.parameters)}", do="it is run by other commands"
         )
-    found = rows(report, name, **values)
-    if name == "diagnostics":  # free text of nsys, in which folders of the capturing user occur
-        found = [{**row, "text": _PATH.sub("<path>", str(row["text"]))} for row in found]
+    found = diagnostic_rows(report) if name == "diagnostics" else rows(report, name, **values)
     return list(query.columns), [tuple(row[column] for column in query.columns) for row in found]
 
 
