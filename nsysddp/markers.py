@@ -41,8 +41,8 @@ class BucketMark(NamedTuple):
     is_last: bool
 
 
-_RANK = re.compile(r"nsysddp:rank=(\d+) world=(\d+) local=(\d+) device=(\d+)")
-_BUCKET = re.compile(r"nsysddp:bucket=(\d+) bytes=(\d+) parameters=(\d+) last=([01])")
+_RANK = re.compile(r"nsysddp:rank=(\d{1,9}) world=(\d{1,9}) local=(\d{1,9}) device=(\d{1,9})")
+_BUCKET = re.compile(r"nsysddp:bucket=(\d{1,9}) bytes=(\d{1,18}) parameters=(\d{1,18}) last=([01])")
 
 
 def step_name(step: int) -> str:

@@ -49,6 +49,7 @@ WARNING_CODES: dict[str, str] = {
     "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
     "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed",
     "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
+    "rank_beyond_world_size": "ranks whose numbers are not below the size of the job that they name",
     "ranges_without_thread": "NVTX ranges that name no thread, in a report of several processes, left out",
     "renamed_table": "a versioned table name was read as its plain one",
     "sequence_offset": "the capture began at another collective on a rank; matched after shifting",
@@ -59,6 +60,7 @@ WARNING_CODES: dict[str, str] = {
     "unclassified_kernels": "kernel names that no rule knows, counted as compute",
     "unnamed_kernels": "kernels whose names the export does not hold, counted as compute",
     "unmatched_collectives": "communication kernels without a counterpart on other ranks, with the reasons",
+    "world_sizes_differ": "ranks name jobs of different sizes",
     "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",
 }
 """Every warning code of `nsysddp analyze`; the README's list is made from it."""

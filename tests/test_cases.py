@@ -339,6 +339,17 @@ def test_15_communication_on_the_compute_stream(other: str, tmp_path: Path) -> N
     assert "communication_on_compute_stream" in codes(made)
 
 
+def test_15_seconds_on_one_rank_and_milliseconds_on_another(tmp_path: Path) -> None:
+    export = Export()
+    export.lanes("""
+        rank 0 | s7 g[0,4000) c[4000,7000)
+        rank 1 | s7 g[0,40) c[40,70)
+    """)
+    made = document(export.write(tmp_path / "a.sqlite"))
+    told = [one["rank"] for one in made["findings"] if one["code"] == "communication_on_compute_stream"]
+    assert told == [0, 1]
+
+
 def test_16_nothing_is_saved_twice(tmp_path: Path) -> None:
     export = Export()
     export.lanes("rank 0 | s17 c[0,30) s7 g[30,40)\nrank 1 | s17 c[20,30) s7 g[0,20) g[30,40)")

@@ -87,6 +87,12 @@ def test_lateness_of_a_rank_is_what_it_costs(late_ms: float) -> None:
     assert f"g alone {late_ms:.3f} ms longer" in first["claim"]
 
 
+def test_a_run_without_any_length_has_no_causes() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (5, 5), "g", ("main", 4, 5))
+    assert not of(scene.trace())["diagnosis"].height
+
+
 def test_without_lateness_there_is_no_straggler() -> None:
     result = of(two_ranks(0.0).trace())
     assert "straggler" not in costs(result)

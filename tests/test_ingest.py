@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -241,8 +242,89 @@ def test_ranks_in_file_names(name: str, rank: int | None) -> None:
     assert rank_in_name(name) == rank
 
 
-def test_hosts_have_stable_aliases() -> None:
-    assert host_aliases(["b", "a", "b", None, None]) == ["host-1", "host-2", "host-1", "host-3", "host-4"]
+def test_hosts_have_aliases_in_natural_order() -> None:
+    assert host_aliases([None, "n10", "n2", "n10", None]) == [
+        "host-3",
+        "host-2",
+        "host-1",
+        "host-2",
+        "host-4",
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [0, 3, 7])
+def test_inferred_ranks_follow_hosts_in_natural_order(shuffle: int, tmp_path: Path) -> None:
+    paths = [report(tmp_path, f"{host}.sqlite", host=f"node{host}", pid=99 - host) for host in range(1, 13)]
+    random.Random(shuffle).shuffle(paths)
+    assert load(paths).ranks["pid"].to_list() == list(range(98, 86, -1))
+
+
+@pytest.mark.parametrize("shuffle", [None, 1, 2])
+def test_environments_that_differ_name_no_rank(shuffle: int | None, tmp_path: Path) -> None:
+    """They are of several processes, whichever row comes first; what they agree on counts."""
+    export = Export()
+    process = export.process(env={"RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "8"})
+    export.capture("PROCESS_1:ENVIRONMENT_VARIABLE", 'RANK="5"')
+    export.capture("PROCESS_1:ENVIRONMENT_VARIABLE", 'WORLD_SIZE="8"')
+    process.kernel("sgemm", 7, (0, 5))
+    assert identity(export.write(tmp_path / "a.sqlite", shuffle=shuffle)) == [(0, "inferred", 8)]
+    export.capture("PROCESS_2:ENVIRONMENT_VARIABLE", 'WORLD_SIZE="2"')
+    assert identity(export.write(tmp_path / "b.sqlite", shuffle=shuffle)) == [(0, "inferred", None)]
+
+
+def warned(*paths: Path) -> dict[str, str]:
+    return {one.code: one.message for one in load(paths).warnings}
+
+
+def test_ranks_that_do_not_fit_their_job_are_said(tmp_path: Path) -> None:
+    one = report(tmp_path, "a.sqlite", host="a", env={"RANK": "1", "WORLD_SIZE": "2"})
+    two = report(tmp_path, "b.sqlite", host="b", env={"RANK": "3", "WORLD_SIZE": "2"})
+    other = report(tmp_path, "c.sqlite", host="c", env={"RANK": "2", "WORLD_SIZE": "4"})
+    assert warned(one, two) == {"rank_beyond_world_size": "a job of 2 has no rank 3"}
+    assert warned(one, other).keys() == {"world_sizes_differ"}
+    assert not warned(one)
+
+
+@pytest.mark.parametrize(
+    ("anchors", "starts", "ranks"),
+    [
+        ((UTC, UTC), (0, 20), 1),
+        ((UTC, UTC), (0, 5), 2),  # at the same time: two processes with one pid, in containers
+        ((UTC, UTC), (0, 0), 1),
+        ((None, None), (0, 5), 1),  # times that are not comparable prove nothing
+        ((None, UTC), (0, 5), 1),
+    ],
+)
+def test_one_process_in_two_reports_is_one_rank(
+    anchors: tuple[int | None, ...], starts: tuple[float, ...], ranks: int, tmp_path: Path
+) -> None:
+    paths = []
+    for number, (anchor, start) in enumerate(zip(anchors, starts, strict=True)):
+        export = Export(utc_epoch_ns=anchor)
+        export.process(pid=7).kernel("sgemm", 7, (start, start + 10))
+        paths.append(export.write(tmp_path / f"{number}.sqlite"))
+    if ranks == 2:
+        assert len(identity(*paths)) == 2
+    else:
+        with pytest.raises(RankConflict, match=r"repeated captures of one rank|copies of one report"):
+            load(paths)
+
+
+@pytest.mark.parametrize("apart", ["rank", "gpu", "host"])
+@pytest.mark.parametrize("anchor", [None, UTC])
+def test_reports_that_something_tells_apart_are_two_ranks(
+    apart: str, anchor: int | None, tmp_path: Path
+) -> None:
+    """Containers of one host can share pid, device and name of the host."""
+    paths = []
+    for number in (0, 1):
+        export = Export(utc_epoch_ns=anchor, host=f"n{number}" if apart == "host" else "n")
+        process = export.process(pid=7, gpu=number if apart == "gpu" else 0)
+        process.kernel("sgemm", 7, (0, 10))
+        paths.append(
+            export.write(tmp_path / (f"rank{number}.sqlite" if apart == "rank" else f"{number}.sqlite"))
+        )
+    assert [rank for rank, _, _ in identity(*paths)] == [0, 1]
 
 
 def test_a_process_with_impossible_ids_is_still_a_rank(tmp_path: Path) -> None:

@@ -491,7 +491,7 @@ def _cut(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             late=_covered_by_own(points, rank, *late),
             unlaunched=_covered(points, *unlaunched),
-            is_first=np.append(True, owner[1:] != owner[:-1]),
+            is_first=np.append(True, owner[1:] != owner[:-1])[: owner.size],
         )
     )
 
@@ -575,7 +575,7 @@ def _met(pieces: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
     path, start = pieces["path"].to_numpy(), pieces["start_ns"].to_numpy()
     rank = pieces["rank"].fill_null(-1).to_numpy()
     firsts = np.flatnonzero(np.append(True, path[1:] != path[:-1])) if path.size else path
-    lasts = np.append(firsts[1:], path.size) - 1
+    lasts = np.append(firsts, path.size)[1:] - 1
     arrivals = arrivals.sort("ready", "arriver")
     ready = arrivals["ready"].to_numpy()
     low = np.searchsorted(ready, start[firsts], side="right")

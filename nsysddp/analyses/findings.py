@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.steps import ranks_text, steady
+from nsysddp.analyses.steps import steady
+from nsysddp.names import ranks_text
 from nsysddp.result import Finding
 from nsysddp.units import ms
 
@@ -282,8 +283,8 @@ def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
             .sum()
             .with_columns(
                 pl.lit(rank).alias("rank"),
-                pl.lit(int(duration[talks].sum())).alias("all"),
-                pl.lit(int(duration[computes].sum())).alias("most"),
+                pl.lit(int(duration[talks].sum()), pl.Int64).alias("all"),
+                pl.lit(int(duration[computes].sum()), pl.Int64).alias("most"),
             )
         )
 

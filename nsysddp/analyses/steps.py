@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.errors import NoGpuEvents, UsageError
+from nsysddp.names import ranks_text
 from nsysddp.result import Warning
 from nsysddp.units import ms
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
-_MOST_RANKS = 8
 _THREADLESS = ("ranges_without_thread", "calls_without_thread")
 
 WARM_UP_RATIO = 1.5
@@ -510,15 +510,6 @@ def _without_window(trace: Trace, shown: set[int], with_steps: set[int]) -> Iter
             "--per capture)"
         )
         yield Warning("rank_without_window", len(missing), f"no figures of {ranks_text(missing)}: {why}")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0 and 3``, ``ranks 0, 3, 4 and 5``; of many the first few and how many more."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in (ranks if len(ranks) <= _MOST_RANKS else ranks[: _MOST_RANKS - 1])]
-    last = shown.pop() if len(ranks) <= _MOST_RANKS else f"{len(ranks) - len(shown)} more"
-    return f"ranks {', '.join(shown)} and {last}"
 
 
 def steady(frame: pl.DataFrame) -> pl.DataFrame:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nsysddp.errors import MissingTable
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Bulk, Codes, frame, integers, plausible
-from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
+from nsysddp.ingest.report import GRAPH_NODES, GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
 from nsysddp.names import visible
 from nsysddp.schema import P2P_COPY
 
@@ -57,6 +58,7 @@ class GpuEvents:
         names: (group, text) of each distinct name; group is kernel, memory or graph.
         dropped: rows whose times cannot be.
         kernels: how many of the rows, from the front, come from the kernel table.
+        unnamed: kernel names (ids) of which the export holds no text.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -66,6 +68,7 @@ class GpuEvents:
     names: list[tuple[str, str]]
     dropped: int
     kernels: int
+    unnamed: int
 
     def bytes_of(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Size of these events; -1 for kernels and graphs."""
@@ -103,29 +106,66 @@ def read(
     sizes = Bulk(rest, {"bytes": np.int64}, report.name, file_bytes)
     lanes = _Lanes()
     names: list[tuple[str, str]] = []
-    kernels = 0
+    nameless = _Nameless(report)
+    kernels = unnamed = 0
     for number, (query, table, column) in enumerate(tables):
         ids = _Ids(len(names))
         _scan(
             report, processes, query, table, column, progress,
-            into=_Target(everything, sizes if number else None, first_part[number], first_part[1], lanes, ids),
+            into=_Target(
+                everything, sizes if number else None, first_part[number], first_part[1], lanes, ids, nameless
+            ),
         )  # fmt: skip
-        names += _names(report, number, ids.values)
-        kernels = kernels or everything.rows
+        found, missing = _names(report, number, ids.values)
+        names += found
+        if number == 0:
+            kernels, unnamed = everything.rows, missing
     columns = {name: everything.column(name) for name in _FIELDS}
     return GpuEvents(
-        columns, sizes.column("bytes"), lanes.values, lanes.spans, names, everything.dropped, kernels
+        columns, sizes.column("bytes"), lanes.values, lanes.spans, names, everything.dropped, kernels, unnamed
     )
 
 
-def _names(report: Report, table: int, ids: list[int]) -> list[tuple[str, str]]:
-    """Group and text of the names of one table (kernels, copies, memsets, graphs)."""
+def _names(report: Report, table: int, ids: list[int]) -> tuple[list[tuple[str, str]], int]:
+    """Group and text of the names of one table (kernels, copies, memsets, graphs), and how many have no text."""
     if table == 0:
         texts = strings(report, np.array(ids, dtype=np.int64))
-        return [("kernel", texts.get(number, f"unknown kernel {number}")) for number in ids]
+        return [("kernel", texts.get(number, f"unknown kernel {number}")) for number in ids], len(ids) - len(
+            texts
+        )
     if table == 1:
-        return [("memory", COPY_KINDS.get(kind, COPY_KINDS[0])) for kind in ids]
-    return [("memory", MEMSET_NAME) if table == 2 else ("graph", GRAPH_NAME)] if ids else []
+        return [("memory", COPY_KINDS.get(kind, COPY_KINDS[0])) for kind in ids], 0
+    return [("memory", MEMSET_NAME) if table == 2 else ("graph", GRAPH_NAME)] if ids else [], 0
+
+
+class _Nameless:
+    """Whose are events that name no process, as in reduced exports? Looked up when such an event is met."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._process: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def process(self) -> int:
+        """The only process of the report; ``NONE`` if it names none at all.
+
+        Raises:
+            MissingTable: there are several.
+        """
+        with self._lock:
+            if self._process is None:
+                named = [int(row["process"]) for row in sql.rows(self._report, "processes")]
+                listed = {row["pid"] for row in sql.rows(self._report, "cuda_devices")}
+                if len(named) > 1 or (not named and len(listed) > 1):
+                    raise MissingTable(
+                        f"GPU events name no process (globalPid), but {max(len(named), len(listed))} processes "
+                        "used a GPU: whose they are cannot be told",
+                        file=self._report.path,
+                        do="export the report again with an unmodified nsys",
+                    )
+                self._process = named[0] if named else NONE
+            return self._process
 
 
 class _Lanes:
@@ -206,22 +246,39 @@ class _Target:
     first_sized_part: int
     lanes: _Lanes
     ids: _Ids
+    nameless: _Nameless
 
 
 def _kernel_query(report: Report, rules: Rules) -> str:
     """The cheapest query that answers: with demangled names, or graph nodes, only where they can matter.
 
     Short names decide almost every class; demangled ones are read where a rule needs a namespace. Columns far back in
-    a row are slow to reach, so graph nodes are asked for only in reports that mention a graph launch.
+    a row are slow to reach, so graph nodes are asked for only where there can be any.
     """
     needs_full = report.has(KERNEL, "demangledName") and any(
         sql.rows(report, "string_contains", literal=hint) for hint in rules.full_name_hints
     )
     if needs_full:
         return "kernels_by_full_name"
-    has_calls = RUNTIME in report.tables
-    graphs = not has_calls or bool(sql.rows(report, "string_contains", literal="GraphLaunch"))
-    return "kernels" if graphs else "kernels_outside_graphs"
+    return "kernels" if _may_hold_graph_nodes(report) else "kernels_outside_graphs"
+
+
+def _may_hold_graph_nodes(report: Report) -> bool:
+    """Can kernels be nodes of a CUDA graph?
+
+    Not if the capture traced graphs as a whole, or does not say but knows its calls, and none is a graph launch.
+    """
+
+    def mentions(literal: str) -> bool:
+        return bool(sql.rows(report, "string_contains", literal=literal))
+
+    if not report.has(KERNEL, "graphNodeId"):
+        return False
+    settings = {str(row["name"]): str(row["value"]).lower() for row in sql.rows(report, "capture_metadata")}
+    modes = {value for name, value in settings.items() if name.endswith("GRAPH_TRACE_OPTIONS:MODE")}
+    if modes - {"graph"} or GRAPH_NODES in report.tables or mentions("GraphLaunch"):
+        return True
+    return RUNTIME not in report.tables or not (modes or mentions("LaunchKernel"))
 
 
 def _scan(
@@ -244,7 +301,10 @@ def _scan(
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
-        process = processes.encode(integers(rows, "process", np.int64, file, null=NONE))
+        process = integers(rows, "process", np.int64, file, null=NONE)
+        if rows["process"].null_count():
+            process[process == NONE] = into.nameless.process
+        process = processes.encode(process)
         device = integers(rows, "device", np.int32, file)
         columns: dict[str, Any] = {
             "start_ns": start,
@@ -252,7 +312,7 @@ def _scan(
             "context": integers(rows, "context", np.int32, file, null=NONE),
             "stream": integers(rows, "stream", np.int32, file),
             "correlation": integers(rows, "correlation", np.int64, file, null=NONE),
-            "name": integers(rows, name_column, np.int32, file, null=0)
+            "name": integers(rows, name_column, np.int32, file, null=NONE)
             if name_column
             else np.zeros_like(device),
             "graph_node": rows["graph_node"].is_not_null().to_numpy()

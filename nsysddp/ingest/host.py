@@ -39,6 +39,9 @@ NCCL_CALL = re.compile(
 )
 """NCCL API calls whose ranges matter; NCCL's domain has others (ncclCommCount, ...)."""
 
+NCCL_DOMAIN = "NCCL"
+"""Name of NCCL's NVTX domain; a program can have ranges of the same names in domains of its own."""
+
 _NEVER = np.iinfo(np.int64).min
 """Stands for the end of a range that has none."""
 
@@ -220,10 +223,22 @@ class LaunchTable:
                 into.start[here][~known] = into.end[here][~known] = 0
 
 
-def process_of(thread: NDArray[Any]) -> NDArray[Any]:
-    """GlobalPid of a globalTid."""
-    process: NDArray[Any] = thread & ~np.int64(THREAD_MASK)
-    return process
+_NOBODY = 0
+"""Stands for the globalTid or globalPid of a row that names none."""
+
+
+def processes_of(thread: NDArray[Any], processes: Codes) -> NDArray[Any]:
+    """Process code of each globalTid (or globalPid); -1 if it did no GPU work.
+
+    A row that names none is of the only process; so is every row if the GPU events name no process at all.
+    """
+    only = processes.values if len(processes.values) == 1 else []
+    if only == [NONE]:
+        return np.zeros(thread.size, np.int32)
+    code = processes.encode(thread & ~np.int64(THREAD_MASK), add=False)
+    if only:
+        code[thread == _NOBODY] = 0
+    return code
 
 
 def read_launches(
@@ -233,7 +248,7 @@ def read_launches(
     progress: Callable[[int], None] | None = None,
     *,
     only: NDArray[Any] | None = None,
-) -> int:
+) -> tuple[int, int]:
     """Fill the launch table from the runtime rows.
 
     Args:
@@ -244,20 +259,19 @@ def read_launches(
         only: correlation ids that matter; the others are not even fetched. None reads all calls.
 
     Returns:
-        How many rows had times that cannot be.
+        How many rows had times that cannot be, and how many were of no known process, as they name no thread.
     """
-    single = processes.values == [NONE]
     lock = threading.Lock()
-    dropped = [0]
+    left_out = [0, 0]
 
     def consume(_: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
-        thread = integers(rows, "thread", np.int64, file, null=0)
+        thread = integers(rows, "thread", np.int64, file, null=_NOBODY)
         correlation = integers(rows, "correlation", np.int64, file, null=NONE)
-        code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
+        code = processes_of(thread, processes)
         real = plausible(start, end)
         mine = np.flatnonzero(real & (code >= 0))
         calls, row = table.rows(code[mine], correlation[mine])
@@ -265,24 +279,37 @@ def read_launches(
         start, end, short = start[calls], end[calls], (thread[calls] & THREAD_MASK).astype(np.int32)
         with lock:
             table.fill(row, start, end, short)
-            dropped[0] += rows.height - int(np.count_nonzero(real))
+            left_out[0] += rows.height - int(np.count_nonzero(real))
+            left_out[1] += _threadless(thread, code) if mine.size < rows.height else 0
 
     if only is None:
         sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)
     else:
         ids = json.dumps(np.unique(only).tolist())
         sql.scan(report, "launches_of", consume, table=RUNTIME, progress=progress, ids=ids)
-    return dropped[0]
+    return left_out[0], left_out[1]
+
+
+def _threadless(thread: NDArray[Any], code: NDArray[Any]) -> int:
+    """How many rows are of no known process because they name no thread?"""
+    return int(np.count_nonzero((code < 0) & (thread == _NOBODY)))
 
 
 @dataclass
 class HostRanges:
-    """NVTX of one report: ``ranges`` and ``operations`` as in the schema, process = code, times unaligned."""
+    """NVTX of one report: ``ranges`` and ``operations`` as in the schema, process = code, times unaligned.
+
+    Attributes:
+        skipped_payloads: payloads that could not be decoded.
+        dropped: ranges with impossible times, left out.
+        threadless: ranges of no known process, as they name no thread, left out.
+    """
 
     ranges: pl.DataFrame
     operations: pl.DataFrame
     skipped_payloads: int
     dropped: int
+    threadless: int
 
 
 def read_nvtx(
@@ -298,9 +325,9 @@ def read_nvtx(
     rows that matter are kept. A range that never ended, as the capture did first, lasts until the next of its kind
     (the pattern it matches) on its thread, else until ``capture_end``.
     """
-    interest = _Interest(patterns)
+    interest = _Interest(patterns, str(report.scalar("PRAGMA encoding")))
     gathered = Gathered()
-    single = processes.values == [NONE]
+    threadless: list[int] = []
     text_ids: dict[int, int] = {}
     if report.has(NVTX, "textId"):
         text_ids = interest.decide_registered(report)
@@ -326,7 +353,8 @@ def read_nvtx(
             return
         kept = rows[wanted]
         thread = integers(kept, "thread", np.int64, file)
-        code = np.zeros(wanted.size, np.int32) if single else processes.encode(process_of(thread), add=False)
+        code = processes_of(thread, processes)
+        threadless.append(_threadless(thread, code))
         real = plausible(start[wanted], end[wanted])
         good = real & (code >= 0)
         gathered.add(
@@ -346,14 +374,15 @@ def read_nvtx(
         )
 
     sql.scan(report, "nvtx", consume, table=NVTX, progress=progress)
-    return _split(report, gathered, interest, capture_end)
+    return _split(report, gathered, interest, capture_end, sum(threadless))
 
 
 class _Interest:
     """Which texts matter, decided once per distinct text; a role is the position in ``texts`` plus one."""
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+    def __init__(self, patterns: Sequence[re.Pattern[str]], encoding: str) -> None:
         self.patterns = patterns
+        self._encoding = encoding
         self.texts: list[str] = []
         self._role: dict[str, int] = {}
         self._of_bytes: dict[bytes, int] = {}
@@ -362,7 +391,8 @@ class _Interest:
         """0 if the text is none of ours, else its role."""
         if text not in self._role:
             matters = (
-                NCCL_CALL.fullmatch(text) is not None
+                text == NCCL_DOMAIN
+                or NCCL_CALL.fullmatch(text) is not None
                 or any(pattern.fullmatch(text) for pattern in self.patterns)
                 or parse_rank_mark(text) is not None
                 or parse_bucket_mark(text) is not None
@@ -381,7 +411,10 @@ class _Interest:
     def decide(self, texts: pl.Series) -> NDArray[Any]:
         """Roles of inline texts (bytes)."""
         distinct = texts.unique()
-        roles = {raw: self.role(visible(bytes(raw).decode("utf-8", "replace"))) for raw in distinct.to_list()}
+        roles = {
+            raw: self.role(visible(bytes(raw).decode(self._encoding, "replace")))
+            for raw in distinct.to_list()
+        }
         mine = {raw: role for raw, role in roles.items() if role}
         if not mine:
             return np.zeros(texts.len(), dtype=np.int32)
@@ -418,7 +451,16 @@ def _closed(
     return end
 
 
-def _split(report: Report, gathered: Gathered, interest: _Interest, capture_end: int) -> HostRanges:
+def _in_nccl_domain(process: NDArray[Any], domain: NDArray[Any], named: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are in NCCL's NVTX domain? ``named``: the rows that name it; of a process without one, all can be."""
+    key = process.astype(np.int64) << 32 | (domain & 0xFFFFFFFF)
+    found: NDArray[np.bool_] = np.isin(key, key[named]) | ~np.isin(process, process[named])
+    return found
+
+
+def _split(
+    report: Report, gathered: Gathered, interest: _Interest, capture_end: int, threadless: int
+) -> HostRanges:
     """Ranges apart from NCCL's calls, the latter with decoded payloads."""
     dropped = gathered.dropped
     texts = np.array(["", *interest.texts], dtype=object)
@@ -434,10 +476,13 @@ def _split(report: Report, gathered: Gathered, interest: _Interest, capture_end:
     pieces = [piece for part in sorted(gathered.parts) for piece in gathered.parts[part]["payload"]]
     payload = np.concatenate(pieces) if pieces else np.empty(0, dtype=object)
     text = texts[role]
-    is_call = np.array([NCCL_CALL.fullmatch(name) is not None for name in texts])[role] & np.isin(
-        kind, (_PUSH_POP, _START_END)
+    named_call = np.array([NCCL_CALL.fullmatch(name) is not None for name in texts])[role]
+    is_call = (
+        named_call
+        & np.isin(kind, (_PUSH_POP, _START_END))
+        & _in_nccl_domain(columns["process"], domain, (kind == _DOMAIN) & (text == NCCL_DOMAIN))
     )
-    is_range = ~is_call & np.isin(kind, list(_STYLE))
+    is_range = ~named_call & (text != NCCL_DOMAIN) & np.isin(kind, list(_STYLE))
     never = gathered.column("never", np.bool_) & is_range & (kind != _MARK)
     if never.any():
         pattern = np.array([interest.kind(name) for name in texts], dtype=np.int64)[role]
@@ -477,7 +522,7 @@ def _split(report: Report, gathered: Gathered, interest: _Interest, capture_end:
             )
         ),
     )
-    return HostRanges(ranges, operations, skipped, dropped)
+    return HostRanges(ranges, operations, skipped, dropped, threadless)
 
 
 def read_calls(
@@ -485,15 +530,14 @@ def read_calls(
 ) -> pl.DataFrame:
     """Every runtime and driver call of the profiled processes (schema.CALLS, process = code, unaligned)."""
     gathered = Gathered()
-    single = processes.values == [NONE]
 
     def consume(part: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
-        thread = integers(rows, "thread", np.int64, file, null=0)
-        code = np.zeros(rows.height, np.int32) if single else processes.encode(process_of(thread), add=False)
+        thread = integers(rows, "thread", np.int64, file, null=_NOBODY)
+        code = processes_of(thread, processes)
         good = plausible(start, end) & (code >= 0)
         gathered.add(
             part,
@@ -550,13 +594,11 @@ def _sync_table(
     report: Report, processes: Codes, query: str, table: str, fields: Sequence[str]
 ) -> pl.DataFrame:
     gathered = Gathered()
-    single = processes.values == [NONE]
 
     def consume(part: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
         file = report.name
-        process = integers(rows, "process", np.int64, file, null=NONE)
-        code = np.zeros(rows.height, np.int32) if single else processes.encode(process, add=False)
+        code = processes_of(integers(rows, "process", np.int64, file, null=_NOBODY), processes)
         columns = {name: integers(rows, name, np.int64, file, null=NONE) for name in fields}
         good = code >= 0
         if "start_ns" in columns:

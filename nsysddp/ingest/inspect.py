@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.load import capabilities
+from nsysddp.ingest.load import capabilities, exported
 from nsysddp.ingest.report import KERNEL, open_report
 
 
@@ -28,7 +28,7 @@ class Inspection:
         nsys_version, schema: as the export says; None if it does not.
         rows: table to number of rows, for tables that matter here.
         abilities: the questions.
-        diagnostics: warnings that nsys itself left, without paths.
+        diagnostics: warnings that nsys itself left, as far as they can be shown.
     """
 
     name: str
@@ -80,18 +80,14 @@ def inspect(path: Path) -> Inspection:
             able.add("kernels")
         if "graph_spans" not in able:
             able.add("no_graph_spans")
-        exported = {
-            str(row["name"]): str(row["value"])
-            for name in ("export_metadata", "export_metadata_old")
-            for row in sql.rows(report, name)
-        }
+        told = exported(report)
         rows = {
             table: sql.count(report, table) for table in sorted(report.tables) if table.startswith(_SHOWN)
         }
         return Inspection(
             name=report.name,
-            nsys_version=exported.get("EXPORT_PRODUCT_VERSION"),
-            schema=exported.get("EXPORT_SCHEMA_VERSION"),
+            nsys_version=told.get("EXPORT_PRODUCT_VERSION"),
+            schema=told.get("EXPORT_SCHEMA_VERSION"),
             rows=rows,
             abilities=tuple(Ability(question, key in able, remedy) for key, question, remedy in _QUESTIONS),
             diagnostics=tuple(sql.diagnostics(report)),

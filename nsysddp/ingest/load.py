@@ -33,6 +33,7 @@ from nsysddp.ingest.report import (
     open_report,
 )
 from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
+from nsysddp.names import ranks_text
 from nsysddp.result import Warning
 from nsysddp.trace import Input, Trace, in_parallel
 from nsysddp.units import NS_PER_US
@@ -191,6 +192,11 @@ def _read(
         events.dropped,
         "GPU events that end before they start, or lie beyond any real time, were left out",
     )
+    notes.warn(
+        "unnamed_kernels",
+        events.unnamed,
+        "kernel names that the export does not hold: such kernels count as compute, though they may communicate",
+    )
     if not events.columns["start_ns"].size:
         raise NoGpuEvents(
             "the report holds no usable GPU events", file=report.path, do=no_gpu_events_advice()
@@ -208,6 +214,10 @@ def _read(
     )
     if ranges is not None:
         notes.warn(
+            "impossible_range_times", ranges.dropped, "NVTX ranges with impossible times were left out"
+        )
+        notes.warn("ranges_without_thread", ranges.threadless, _threadless("NVTX ranges", NVTX))
+        notes.warn(
             "payloads_skipped",
             ranges.skipped_payloads,
             "NVTX payloads whose schema is missing, ambiguous or malformed were not decoded",
@@ -215,6 +225,10 @@ def _read(
     started = sql.rows(report, "session")
     anchor = started[0]["utc_epoch_ns"] if started and not _shifted_times(report) else None
     return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, ranges)
+
+
+def _threadless(what: str, table: str) -> str:
+    return f"{what} whose thread is not told ({table}.globalTid), so that they are of no known process, were left out"
 
 
 def _told(progress: Progress | None, what: str) -> Callable[[int], None] | None:
@@ -258,6 +272,7 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                     host_key=host,
                     first_ns=first + part.shift,
                     last_ns=last + part.shift,
+                    is_anchored=part.anchor is not None,
                 )
             )
     return lanes
@@ -397,25 +412,48 @@ class _Run:
                 marks[process].append(mark)
         environment: dict[int, dict[str, int]] = {}
         for number, part in enumerate(self.parts):
-            found: dict[str, int] = {}
+            found: dict[str, set[int]] = defaultdict(set)
             for row in sql.rows(part.report, "rank_environment"):
                 name, _, value = str(row["value"]).partition("=")
                 value = value.strip().strip("\"'")
                 if value.isascii() and value.isdecimal() and len(value) < 10:
-                    found.setdefault(name, int(value))
-            environment[number] = found
+                    found[name].add(int(value))
+            # Environments that differ are of several processes, and nothing says which is whose.
+            environment[number] = {name: values.pop() for name, values in found.items() if len(values) == 1}
         placed = []
         for lane in self.lanes:
             mapping, listed = gpus[lane.report]
             physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
-            bus = listed.get(physical, ("", None, ""))[2] if physical is not None else ""
-            placed.append(replace(lane, gpu_key=f"{bus}#{physical:06d}" if physical is not None else None))
+            if physical is not None:
+                _, uuid, bus = listed.get(physical, ("", None, ""))
+                lane = replace(lane, gpu_key=f"{bus}#{physical:06d}", gpu_uuid=uuid)
+            placed.append(lane)
         ranked = assign_ranks(placed, marks, environment)
+        self._doubt_world_sizes(ranked)
         if any(lane.source == "inferred" for lane in ranked) and len(ranked) > 1:
             self.notes.assumptions.append(
                 "rank numbers are inferred from host, physical GPU and pid; mark them with nsysddp.annotate to be sure"
             )
         return ranked
+
+    def _doubt_world_sizes(self, ranked: Sequence[Lane]) -> None:
+        """Say where the ranks and what they tell of the size of their job do not fit together."""
+        worlds = sorted({lane.world_size for lane in ranked if lane.world_size is not None})
+        self.notes.warn(
+            "world_sizes_differ",
+            len(worlds) if len(worlds) > 1 else 0,
+            f"ranks name jobs of different sizes: {', '.join(map(str, worlds))}; are the reports of one run?",
+        )
+        beyond = [
+            lane for lane in ranked if lane.world_size is not None and (lane.rank or 0) >= lane.world_size
+        ]
+        self.notes.warn(
+            "rank_beyond_world_size",
+            len(beyond),
+            f"a job of {beyond[0].world_size} has no {ranks_text([lane.rank or 0 for lane in beyond])}"
+            if beyond
+            else "",
+        )
 
     def _processes(self) -> pl.DataFrame:
         rows = []
@@ -593,7 +631,7 @@ class _Run:
                     )
                     lanes.append((lane.process - part.first_process, int(first), columns[first:last]))
             table = host.LaunchTable(lanes, self.calls, len(part.processes.values))
-            dropped = host.read_launches(
+            dropped, threadless = host.read_launches(
                 part.report,
                 part.processes,
                 table,
@@ -602,6 +640,7 @@ class _Run:
             )
             table.finish(part.shift)
             self.notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
+            self.notes.warn("calls_without_thread", threadless, _threadless("API calls", RUNTIME))
 
     def _launches(self, rows: NDArray[Any]) -> host.Launches:
         """The launches of some events, on the anchored axis; unknown where they were not sought."""
@@ -801,7 +840,7 @@ class _Run:
         if found.counts["order"]:
             self.notes.assumptions.append(
                 f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, "
-                "because the export has no NCCL payloads (export with --include-blobs=true)"
+                "because no NCCL payload says which belong together (export with --include-blobs=true)"
             )
         return kernels, found.table
 
@@ -863,14 +902,14 @@ class _Run:
 
     def _input(self, part: _Part) -> Input:
         report = part.report
-        exported = _exported(report)
+        told = exported(report)
         captured = {
             str(row["name"]).rpartition(":")[2]: str(row["value"]).lower()
             for row in sql.rows(report, "capture_metadata")
         }
-        version = exported.get("EXPORT_SCHEMA_VERSION")
-        major = version.partition(".")[0] if version else ""
-        if major.isdecimal() and int(major) > KNOWN_MAJOR:
+        version = told.get("EXPORT_SCHEMA_VERSION")
+        major = re.match("0*([0-9]+)", version or "")
+        if major and (len(major[1]), major[1]) > (len(str(KNOWN_MAJOR)), str(KNOWN_MAJOR)):
             self.notes.warn(
                 "newer_schema",
                 1,
@@ -885,7 +924,7 @@ class _Run:
         return Input(
             name=report.name,
             sha256=report.sha256,
-            nsys_version=exported.get("EXPORT_PRODUCT_VERSION"),
+            nsys_version=told.get("EXPORT_PRODUCT_VERSION"),
             schema=version,
             graph_mode=captured.get("MODE"),
             tables=frozenset(report.tables),
@@ -895,18 +934,23 @@ class _Run:
         )
 
 
-def _exported(report: Report) -> dict[str, str]:
-    """What the export says of itself."""
-    return {
+def exported(report: Report) -> dict[str, str]:
+    """What the export says of itself; the version of its schema also where only the parts of it are there."""
+    told = {
         str(row["name"]): str(row["value"])
         for name in ("export_metadata", "export_metadata_old")
         for row in sql.rows(report, name)
+        if row["value"] is not None
     }
+    parts = [told.get(f"EXPORT_SCHEMA_VERSION_{part}") for part in ("MAJOR", "MINOR", "MICRO")]
+    if parts[0]:
+        told.setdefault("EXPORT_SCHEMA_VERSION", ".".join(part for part in parts if part))
+    return told
 
 
 def _shifted_times(report: Report) -> bool:
     """Were event times changed by the export, so that they no longer count from the session start?"""
-    told = _exported(report)
+    told = exported(report)
     shift = told.get("EXPORT_PARAM_TIME_SHIFT", "0")
     return told.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", "")
 

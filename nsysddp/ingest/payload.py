@@ -108,7 +108,8 @@ class Schemas:
             position = at + size
             flags = _int(row.get("flags"))
             meaning = _meaning(str(row.get("name") or ""))
-            if meaning and not flags & 0x6 and at >= 0:  # pointers and arrays are not the value itself
+            # Pointers and arrays are not the value itself, and nothing asked for is a real number.
+            if meaning and not flags & 0x6 and at >= 0 and not dtype.startswith(_FLOAT):
                 fields.append(Field(meaning, dtype, at, names[1] if names else None))
         return tuple(fields)
 
