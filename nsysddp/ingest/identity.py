@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from nsysddp.errors import RankConflict
 from nsysddp.markers import RankMark
+from nsysddp.names import natural
 
 _FILE_RANK = re.compile(r"(?i)(?<![a-z])rank[._-]?(\d{1,9})(?!\d)")
 
@@ -28,7 +29,9 @@ class Lane:
         device: CUDA ordinal.
         host_key: what identifies the host; None if the export does not say.
         first_ns, last_ns: span of its events on the common axis.
+        is_anchored: does the report name its session start, so that the span is comparable with others?
         gpu_key: order of the physical GPU (bus location); None if unknown.
+        gpu_uuid: the physical GPU; None if unknown.
     """
 
     report: int
@@ -39,7 +42,9 @@ class Lane:
     host_key: str | None
     first_ns: int
     last_ns: int
+    is_anchored: bool
     gpu_key: str | None = None
+    gpu_uuid: str | None = None
     rank: int | None = None
     source: str = "inferred"
     world_size: int | None = None
@@ -52,12 +57,11 @@ def rank_in_name(name: str) -> int | None:
 
 
 def host_aliases(keys: Sequence[str | None]) -> list[str]:
-    """A stable alias for the host of each report; a report that names no host is a host of its own."""
-    seen: dict[object, str] = {}
-    return [
-        seen.setdefault(key if key is not None else ("report", number), f"host-{len(seen) + 1}")
-        for number, key in enumerate(keys)
-    ]
+    """An alias for the host of each report, in natural order of their names; a report without one is its own."""
+    named = sorted({key for key in keys if key is not None}, key=natural)
+    unnamed = [number for number, key in enumerate(keys) if key is None]
+    place: dict[object, int] = {host: number for number, host in enumerate([*named, *unnamed], 1)}
+    return [f"host-{place[number if key is None else key]}" for number, key in enumerate(keys)]
 
 
 def assign_ranks(
@@ -83,7 +87,6 @@ def assign_ranks(
         per_report.setdefault(lane.report, []).append(lane)
     known = [_known(lane, per_report[lane.report], marks, environment) for lane in lanes]
     _refuse_repeated(known)
-    _refuse_copies(known)
     _refuse_conflicts(known)
     taken = {lane.rank for lane in known if lane.rank is not None}
     free = (number for number in range(len(known) + len(taken) + 1) if number not in taken)
@@ -105,7 +108,7 @@ def _known(
     variables = environment.get(lane.report, {})
     world = variables.get("WORLD_SIZE")
     own_lanes = [other for other in siblings if other.process == lane.process]
-    for mark in marks.get(lane.process, ()):
+    for mark in sorted(marks.get(lane.process, ()), key=lambda mark: mark.device != lane.device):
         if mark.device == lane.device or len(own_lanes) == 1:
             return replace(lane, rank=mark.rank, source="marker", world_size=mark.world_size)
     if len(siblings) == 1 and "RANK" in variables:
@@ -118,7 +121,8 @@ def _known(
 
 def _natural_place(lane: Lane) -> tuple[object, ...]:
     return (
-        lane.host_key or f"\uffff{lane.report:09d}",
+        lane.host_key is None,
+        natural(lane.host_key) if lane.host_key is not None else lane.report,
         lane.gpu_key is None,
         lane.gpu_key or "",
         lane.pid if lane.pid is not None else -1,
@@ -128,39 +132,42 @@ def _natural_place(lane: Lane) -> tuple[object, ...]:
 
 
 def _refuse_repeated(lanes: Sequence[Lane]) -> None:
-    """Reports of one pid and device with disjoint spans are windows of one rank, not ranks."""
-    for position, one in enumerate(lanes):
-        for two in lanes[position + 1 :]:
-            same_host = one.host_key is None or two.host_key is None or one.host_key == two.host_key
-            same_claim = one.rank == two.rank
-            disjoint = one.last_ns <= two.first_ns or two.last_ns <= one.first_ns
-            if (
-                one.report != two.report
-                and one.pid is not None
-                and (one.pid, one.device) == (two.pid, two.device)
-                and same_host
-                and same_claim
-                and disjoint
-            ):
-                raise RankConflict(
-                    f"{one.report_name} and {two.report_name} are repeated captures of one rank "
-                    f"(pid {one.pid}, device {one.device}), not two ranks",
-                    do="analyse them one at a time, or compare them with `nsysddp compare`",
-                )
+    """Reports of one process and device are windows of one rank, not ranks, unless something tells them apart.
 
-
-def _refuse_copies(lanes: Sequence[Lane]) -> None:
-    """Two reports of one process that saw exactly the same time are one report given twice."""
-    seen: dict[tuple[object, ...], Lane] = {}
+    That is another host, another GPU, the claim of another rank, or work at the same time, which only reports that name
+    their session start can prove.
+    """
+    seen: dict[tuple[int, int], list[Lane]] = {}
     for lane in lanes:
-        key = (lane.host_key, lane.pid, lane.device, lane.first_ns, lane.last_ns)
-        other = seen.setdefault(key, lane)
-        if lane.pid is not None and lane.host_key is not None and other.report != lane.report:
-            raise RankConflict(
-                f"{other.report_name} and {lane.report_name} are copies of one report "
-                f"(pid {lane.pid}, device {lane.device}, the same events)",
-                do="leave one out",
-            )
+        if lane.pid is None:
+            continue
+        others = seen.setdefault((lane.pid, lane.device), [])
+        for other in others:
+            if other.report == lane.report or any(
+                None not in pair and pair[0] != pair[1]
+                for pair in (
+                    (other.host_key, lane.host_key),
+                    (other.gpu_uuid, lane.gpu_uuid),
+                    (other.rank, lane.rank),
+                )
+            ):
+                continue
+            comparable = other.is_anchored and lane.is_anchored
+            disjoint = other.last_ns <= lane.first_ns or lane.last_ns <= other.first_ns
+            same = (other.first_ns, other.last_ns) == (lane.first_ns, lane.last_ns)
+            names = f"{other.report_name} and {lane.report_name}"
+            what = f"(pid {lane.pid}, device {lane.device}"
+            if comparable and same and lane.host_key is not None is not other.host_key:
+                raise RankConflict(
+                    f"{names} are copies of one report {what}, the same events)", do="leave one out"
+                )
+            if disjoint or not comparable:
+                raise RankConflict(
+                    f"{names} are repeated captures of one rank {what}), not two ranks",
+                    do="analyse them one at a time, or compare them with `nsysddp compare`; if they are two ranks, "
+                    "name the files rank0, rank1 ...",
+                )
+        others.append(lane)
 
 
 def _refuse_conflicts(lanes: Sequence[Lane]) -> None:
