@@ -95,22 +95,22 @@ MISTAKES = (
     Mistake(
         "a tail that takes a hook's own kernels for backward",
         "analyses/overlap.py",
-        "rows = rows[launch.gather(rows).to_numpy() <= limit[of_range[rows]]]",
+        "rows = rows[launch[rows].to_numpy() <= limit[of_range[rows]]]",
         "rows = rows[limit[of_range[rows]] > -(1 << 62)]",
         (INGEST, "-k", "tail"),
     ),
     Mistake(
         "a tail of the first backward instead of the last",
         "analyses/overlap.py",
-        '.agg(pl.col("row").last())',
-        '.agg(pl.col("row").first())',
+        '.sort("start_ns", "row")',
+        '.sort("start_ns", "row", descending=True)',
         (INGEST, "-k", "tail"),
     ),
     Mistake(
         "sums of durations instead of a union in the phases",
         "analyses/overlap.py",
-        "group, start, end = grouped_union(row, start, end)",
-        'order = np.argsort(row, kind="stable")\n    group, start, end = row[order], start[order], end[order]',
+        "computed = grouped_union(of_phase[computing], start[computing], end[computing])",
+        "computed = (of_phase[computing], start[computing], end[computing])",
         RUNS,
     ),
     Mistake(

@@ -22,7 +22,7 @@ from nsysddp.errors import AnalysisError
 from nsysddp.intervals import Intervals, grouped_union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -41,6 +41,9 @@ UNKNOWN_UNDER_GRAPHS = (
     "exposed_unsplit_ns",
     "overlap_ratio",
 )
+_NEVER = np.iinfo(np.int64).min
+"""Before everything: the end of no events."""
+
 _SPLIT_COLUMNS = ("hidden_transfer_ns", "hidden_wait_ns", "exposed_transfer_ns", "exposed_wait_ns")
 
 
@@ -99,6 +102,7 @@ def overlap_table(
         rank: (pid, device) for rank, pid, device in trace.ranks.select("rank", "pid", "device").iter_rows()
     }
     names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    last_backward = _last_backward(attribution)
 
     def of_rank(rank: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -109,7 +113,8 @@ def overlap_table(
         measured = _measure(sets, windows)
         _assert_identities(measured, windows)
         counts = _counts(trace, attribution, rank, windows, chosen.per)
-        tails = _tails(trace, attribution, rank, windows, splits[rank])
+        last_range = last_backward.get(trace.process_of_rank[rank], {})
+        tails = _tails(trace, attribution, rank, windows, splits[rank], last_range)
         for number, window in enumerate(windows):
             row: dict[str, Any] = {name: int(values[number]) for name, values in measured.items()}
             holds_graphs = row.pop("graph_any_ns") > 0
@@ -238,8 +243,27 @@ def _counts(
     return both[:, 0], both[:, 1]
 
 
+def _last_backward(attribution: Attribution) -> dict[int, dict[int, int]]:
+    """Process to step to the row, in ``phases``, of the step's last backward range."""
+    found: dict[int, dict[int, int]] = {}
+    backward = (
+        attribution.phases.with_row_index("row")
+        .filter((pl.col("phase") == "backward") & (pl.col("step_index") >= 0))
+        .sort("start_ns", "row")
+        .select("process", "step_index", "row")
+    )
+    for process, step, row in backward.iter_rows():
+        found.setdefault(process, {})[step] = row
+    return found
+
+
 def _tails(
-    trace: Trace, attribution: Attribution, rank: int, windows: list[Window], split: Split
+    trace: Trace,
+    attribution: Attribution,
+    rank: int,
+    windows: list[Window],
+    split: Split,
+    last_range: Mapping[int, int],
 ) -> list[dict[str, int | None]]:
     """Communication after the last backward compute of each step (definitions, "Tail").
 
@@ -250,16 +274,6 @@ def _tails(
     nothing: dict[str, int | None] = dict.fromkeys(
         ("tail_communication_ns", "tail_wait_ns", "tail_transfer_ns")
     )
-    process = trace.process_of_rank[rank]
-    backward = attribution.phases.with_row_index("row").filter(
-        (pl.col("process") == process) & (pl.col("phase") == "backward") & (pl.col("step_index") >= 0)
-    )
-    last_range = dict(
-        backward.sort("start_ns", "row")
-        .group_by("step_index", maintain_order=True)
-        .agg(pl.col("row").last())
-        .iter_rows()
-    )
     if not last_range or trace.launches is None:
         return [nothing] * len(windows)
     first, last = trace.rows_of(rank)
@@ -267,30 +281,22 @@ def _tails(
     counts[list(last_range.values())] = True
     of_range = attribution.phase_range[first:last]
     inside = counts[of_range]  # no phase (-1) is the last place, which never counts
-    end, launch = trace.events_of(rank)["end_ns"], trace.launches["launch_ns"].slice(first, last - first)
-    rows = np.flatnonzero(inside & trace.is_class(rank, ["communication"]))
-    last_one = (
-        pl.DataFrame(
-            {
-                "range": of_range[rows],
-                "comm_finish": end.gather(rows),
-                "comm_launch": launch.gather(rows),
-            }
-        )
-        .sort("comm_finish", "comm_launch")
-        .group_by("range", maintain_order=True)
-        .last()
+    end, launch = (
+        trace.events_of(rank)["end_ns"].to_numpy(),
+        trace.launches["launch_ns"].slice(first, last - first),
     )
-    limit = np.full(counts.size, np.iinfo(np.int64).min)
-    limit[last_one["range"].to_numpy()] = last_one["comm_launch"].to_numpy()
+    rows = np.flatnonzero(inside & trace.is_class(rank, ["communication"]))
+    launched = launch[rows].to_numpy()
+    order = np.lexsort((launched, end[rows]))  # the last of a range comes last, and is what stays
+    limit, finish = np.full(counts.size, _NEVER), np.full(counts.size, _NEVER)
+    limit[of_range[rows][order]], finish[of_range[rows][order]] = launched[order], end[rows][order]
     rows = np.flatnonzero(inside & trace.is_class(rank, ["compute", "spin"]))
-    rows = rows[launch.gather(rows).to_numpy() <= limit[of_range[rows]]]
-    latest = np.full(counts.size, np.iinfo(np.int64).min)
-    np.maximum.at(latest, of_range[rows], end.gather(rows).to_numpy())
-    never = np.iinfo(np.int64).min
+    rows = rows[launch[rows].to_numpy() <= limit[of_range[rows]]]
+    latest = np.full(counts.size, _NEVER)
+    np.maximum.at(latest, of_range[rows], end[rows])
     spans = {
-        number: (int(latest[number]) if latest[number] > never else None, int(finish))
-        for number, finish in last_one.select("range", "comm_finish").iter_rows()
+        number: (int(latest[number]) if latest[number] > _NEVER else None, int(finish[number]))
+        for number in np.flatnonzero(finish > _NEVER).tolist()
     }
     of_window = [
         spans.get(last_range[window.step], (0, 0)) if window.step in last_range else (None, 0)
@@ -316,88 +322,92 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
     """What each phase launched and when it ran on the GPU (``schema.PHASE``)."""
     if chosen.per != "step":
         return schema.PHASE.empty()
-    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    phases = attribution.phases
+    process, step = phases["process"].to_numpy(), phases["step_index"].to_numpy()
 
-    def of_rank(rank: int) -> pl.DataFrame:
-        steps = {window.step for window in chosen.windows if window.rank == rank}
-        mine = attribution.phases.with_row_index("row").filter(
-            (pl.col("process") == trace.process_of_rank[rank]) & pl.col("step_index").is_in(list(steps))
-        )
-        if not mine.height:
-            return schema.PHASE.empty()
+    def of_rank(rank: int) -> dict[str, NDArray[Any]]:
+        """The rank's phase ranges as rows of ``phases``, and what was launched in each."""
+        steps = [window.step for window in chosen.windows if window.rank == rank]
+        mine = np.flatnonzero((process == trace.process_of_rank[rank]) & np.isin(step, steps))
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
         rows = np.flatnonzero(attribution.phase_range[first:last] >= 0)
         of_phase = attribution.phase_range[first:last][rows]
         start, end = events["start_ns"].to_numpy()[rows], events["end_ns"].to_numpy()[rows]
-        heads = np.flatnonzero(
-            np.diff(of_phase, prepend=-1)
-        )  # events that follow each other are mostly of one phase
         kernels = trace.is_kernel[events["name"].to_numpy()[rows]]
-        spans = (
-            pl.DataFrame(
-                {
-                    "row": of_phase[heads].astype(np.uint32),
-                    "gpu_start_ns": start[heads],
-                    "gpu_end_ns": np.maximum.reduceat(end, heads) if rows.size else end,
-                    "kernels": np.add.reduceat(kernels, heads, dtype=np.int64) if rows.size else end,
-                }
-            )
-            .group_by("row")
-            .agg(pl.col("gpu_start_ns").min(), pl.col("gpu_end_ns").max(), pl.col("kernels").sum())
-        )
+        gpu_start, gpu_end = np.full(phases.height, np.iinfo(np.int64).max), np.full(phases.height, _NEVER)
+        kernels_of = np.zeros(phases.height, dtype=np.int64)
+        if rows.size:
+            heads = np.flatnonzero(
+                np.diff(of_phase, prepend=-1)
+            )  # events that follow each other mostly share one
+            np.minimum.at(gpu_start, of_phase[heads], start[heads])
+            np.maximum.at(gpu_end, of_phase[heads], np.maximum.reduceat(end, heads))
+            np.add.at(kernels_of, of_phase[heads], np.add.reduceat(kernels, heads, dtype=np.int64))
         compute = trace.union(rank, ["compute", "spin"])
         computing = trace.is_class(rank, ["compute", "spin"])[rows]
         communicating = trace.is_class(rank, ["communication"])[rows]
-        lengths = {
-            "compute_ns": _per_group(of_phase[computing], start[computing], end[computing]),
-            "communication_ns": _per_group(of_phase[communicating], start[communicating], end[communicating]),
-            "exposed_communication_ns": _per_group(
-                of_phase[communicating], start[communicating], end[communicating], minus=compute
-            ),
-        }
-        table = mine.join(spans, on="row", how="left")
-        for name, found in lengths.items():
-            table = table.join(found.rename({"length": name}), on="row", how="left")
-        graphs = trace.union(rank, ["graph"])
-        beside_graph = graphs.length_within(start[communicating], end[communicating]) > 0
-        unsure = pl.Series(np.unique(of_phase[communicating][beside_graph]), dtype=pl.UInt32)
-        return schema.PHASE.check(
-            table.with_columns(
-                pl.lit(rank).alias("rank"),
-                pl.Series(
-                    "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
-                ),
-                pl.col("start_ns").alias("host_start_ns"),
-                pl.col("end_ns").alias("host_end_ns"),
-                *(pl.col(name).fill_null(0) for name in ("kernels", *lengths)),
-            )
-            .with_columns(
-                pl.when(~pl.col("row").is_in(unsure.implode()))
-                .then("exposed_communication_ns")
-                .alias("exposed_communication_ns")
-            )
-            .sort("step_index", "start_ns", "row")
+        computed = grouped_union(of_phase[computing], start[computing], end[computing])
+        communicated = grouped_union(of_phase[communicating], start[communicating], end[communicating])
+        unsure = np.zeros(phases.height, dtype=bool)
+        beside_graph = (
+            trace.union(rank, ["graph"]).length_within(start[communicating], end[communicating]) > 0
         )
+        unsure[of_phase[communicating][beside_graph]] = True
+        return {
+            "rank": np.full(mine.size, rank),
+            "row": mine,
+            "unsure": unsure[mine],
+            "gpu_start_ns": gpu_start[mine],
+            "gpu_end_ns": gpu_end[mine],
+            "compute_ns": _summed(computed, phases.height)[mine],
+            "communication_ns": _summed(communicated, phases.height)[mine],
+            "exposed_communication_ns": _summed(communicated, phases.height, minus=compute)[mine],
+            "kernels": kernels_of[mine],
+        }
 
-    return pl.concat([schema.PHASE.empty(), *trace.each_rank(of_rank)])
+    columns = _joined(trace.each_rank(of_rank))
+    row = columns["row"]
+    launched_nothing = columns["gpu_end_ns"] == _NEVER
+    table = pl.DataFrame(
+        {
+            **columns,
+            "gpu_start_ns": _or_null(columns["gpu_start_ns"], launched_nothing),
+            "gpu_end_ns": _or_null(columns["gpu_end_ns"], launched_nothing),
+            "exposed_communication_ns": _or_null(columns["exposed_communication_ns"], columns["unsure"]),
+            "step": attribution.steps["name"][step[row]],
+            "step_index": step[row],
+            "phase": phases["phase"][row],
+            "host_start_ns": phases["start_ns"][row],
+            "host_end_ns": phases["end_ns"][row],
+        }
+    )
+    return schema.PHASE.check(table.sort("rank", "step_index", "host_start_ns", "row"))
 
 
-def _per_group(
-    row: NDArray[Any], start: NDArray[np.int64], end: NDArray[np.int64], minus: Intervals | None = None
-) -> pl.DataFrame:
-    """``|union of the events of each row - minus|``."""
-    group, start, end = grouped_union(row, start, end)
+def _summed(
+    pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    groups: int,
+    minus: Intervals | None = None,
+) -> NDArray[np.int64]:
+    """``|pieces - minus|`` of group 0, 1, ...; pieces as ``grouped_union`` gives them."""
+    group, start, end = pieces
     length = end - start
     if minus is not None:
         length = length - minus.length_within(start, end)
-    heads = np.flatnonzero(np.diff(group, prepend=-1))
-    return pl.DataFrame(
-        {
-            "row": group[heads].astype(np.uint32),
-            "length": np.add.reduceat(length, heads) if heads.size else length,
-        }
-    )
+    total = np.zeros(groups, dtype=np.int64)
+    np.add.at(total, group, length)
+    return total
+
+
+def _or_null(values: NDArray[np.int64], unknown: NDArray[np.bool_]) -> pl.Series:
+    return pl.Series(values).set(pl.Series(unknown), None)
+
+
+def _joined(parts: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Columns of several ranks one below the other; ranks without columns have no rows."""
+    filled = [part for part in parts if part]
+    return {name: np.concatenate([part[name] for part in filled]) for name in (filled[0] if filled else ())}
 
 
 def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
@@ -406,7 +416,7 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
     Null for names of which any execution ran beside a whole CUDA graph, which may hold either side.
     """
 
-    def of_rank(rank: int) -> pl.DataFrame:
+    def of_rank(rank: int) -> dict[str, NDArray[Any]]:
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
         name, start, end = (events[column].to_numpy() for column in ("name", "start_ns", "end_ns"))
@@ -425,27 +435,28 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
         np.add.at(total, name, duration)
         np.add.at(beside, name, hidden)
         found = np.flatnonzero((count > 0) & trace.is_kernel)
-        texts, rules, classes = (trace.names[column].gather(found) for column in ("text", "rule", "class"))
-        return schema.KERNEL_CLASS.check(
-            pl.DataFrame(
-                {
-                    "name": texts,
-                    "class": classes.cast(pl.String),
-                    "rule": rules,
-                    "count": count[found],
-                    "total_ns": total[found],
-                    "median_ns": medians(name, duration, count)[found],
-                    "hidden_ns": beside[found],
-                }
-            )
-            .with_columns(
-                pl.lit(rank).alias("rank"),
-                pl.when(pl.Series(~unsure[found])).then("hidden_ns").alias("hidden_ns"),
-            )
-            .sort(["total_ns", "name"], descending=[True, False])
-        )
+        return {
+            "rank": np.full(found.size, rank),
+            "row": found,
+            "count": count[found],
+            "total_ns": total[found],
+            "median_ns": medians(name, duration, count)[found],
+            "hidden_ns": beside[found],
+            "unsure": unsure[found],
+        }
 
-    return pl.concat(trace.each_rank(of_rank))
+    columns = _joined(trace.each_rank(of_rank))
+    of_row = trace.names[columns["row"]]
+    table = pl.DataFrame(
+        {
+            **columns,
+            "name": of_row["text"],
+            "class": of_row["class"].cast(pl.String),
+            "rule": of_row["rule"],
+            "hidden_ns": _or_null(columns["hidden_ns"], columns["unsure"]),
+        }
+    )
+    return schema.KERNEL_CLASS.check(table.sort("rank", "total_ns", "name", descending=[False, True, False]))
 
 
 def medians(group: NDArray[Any], values: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -468,41 +479,44 @@ def medians(group: NDArray[Any], values: NDArray[np.int64], count: NDArray[np.in
 
 def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]) -> pl.DataFrame:
     """Which copies and memsets ran, of what size, and how much of them beside nothing else?"""
-    names = dict(attribution.steps.select("step_index", "name").iter_rows())
     copies = (trace.names["group"] == "memory").to_numpy()
 
-    def of_rank(rank: int) -> pl.DataFrame:
+    def of_rank(rank: int) -> dict[str, NDArray[Any]]:
+        """Figures of each step and operation of the rank, and the row of one event of it."""
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)
-        rows = np.flatnonzero(keep[first:last] & copies[events["name"].to_numpy()])
+        name = events["name"].to_numpy()
+        rows = np.flatnonzero(keep[first:last] & copies[name])
         if not rows.size:
-            return schema.MEMORY.empty()
-        part = events[rows].with_columns(pl.Series("step_index", attribution.step[first:last][rows]))
-        groups = part.select("step_index", "name").unique().sort("step_index", "name").with_row_index("row")
-        part = part.join(groups, on=["step_index", "name"], how="left", maintain_order="left")
-        of_group, start, end = (part[name].to_numpy() for name in ("row", "start_ns", "end_ns"))
-        totals = _per_group(of_group, start, end).rename({"length": "total_ns"})
+            return {}
+        kinds = attribution.step[first:last][rows].astype(np.int64) * trace.names.height + name[rows]
+        _, example, group = np.unique(kinds, return_index=True, return_inverse=True)
+        size = np.zeros(example.size, dtype=np.int64)
+        np.add.at(size, group, events["bytes"][rows].fill_null(0).to_numpy())
+        pieces = grouped_union(group, events["start_ns"].to_numpy()[rows], events["end_ns"].to_numpy()[rows])
         working = trace.fresh_union(rank, ["compute", "spin", "communication"])
-        alone = _per_group(of_group, start, end, minus=working).rename({"length": "exposed_ns"})
-        counted = part.group_by("row").agg(pl.len().alias("count"), pl.col("bytes").sum())
-        table = (
-            groups.join(counted, on="row")
-            .join(totals, on="row", how="left")
-            .join(alone, on="row", how="left")
-        )
-        return schema.MEMORY.check(
-            table.with_columns(
-                pl.lit(rank).alias("rank"),
-                pl.Series(
-                    "step", [names.get(step) for step in table["step_index"].to_list()], dtype=pl.String
-                ),
-                trace.names["text"].gather(table["name"].to_numpy()).alias("operation"),
-                pl.col("total_ns").fill_null(0),
-                pl.col("exposed_ns").fill_null(0),
-            ).sort("step_index", "operation")
-        )
+        return {
+            "rank": np.full(example.size, rank),
+            "event": first + rows[example],
+            "count": np.bincount(group),
+            "bytes": size,
+            "total_ns": _summed(pieces, example.size),
+            "exposed_ns": _summed(pieces, example.size, minus=working),
+        }
 
-    return pl.concat(trace.each_rank(of_rank))
+    columns = _joined(trace.each_rank(of_rank))
+    if not columns:
+        return schema.MEMORY.empty()
+    event = columns["event"]
+    table = pl.DataFrame(
+        {
+            **columns,
+            "step": attribution.step_names(event),
+            "step_index": attribution.step[event],
+            "operation": trace.names["text"][trace.events["name"][event].to_numpy()],
+        }
+    )
+    return schema.MEMORY.check(table.sort("rank", "step_index", "operation"))
 
 
 def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
