@@ -939,6 +939,26 @@ def scene(**options: Any) -> Export:
     return export
 
 
+def altered(path: Path, *statements: str) -> Path:
+    """The export after these statements."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+    return path
+
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+def copied(table: str) -> tuple[str, ...]:
+    """Statements that make a table one that allows NULL."""
+    return (
+        f"ALTER TABLE {table} RENAME TO original",
+        f"CREATE TABLE {table} AS SELECT * FROM original",
+        "DROP TABLE original",
+    )
+
+
 NUMBERS = ("compute", *COMM, "exposed_memory", "idle")
 
 
@@ -1056,6 +1076,31 @@ def test_42_text_that_is_not_utf8(tmp_path: Path) -> None:
     names = {row["name"] for row in tables(path)["kernel_class"]}
     assert any(name.startswith("caf") and name.endswith("_kernel") for name in names)
     assert run("doctor", path).code == 0
+
+
+def test_42_text_stored_as_blobs(tmp_path: Path) -> None:
+    plain = scene().write(tmp_path / "a.sqlite")
+    before = tables(plain)["overlap"]
+    assert tables(altered(plain, "UPDATE StringIds SET value = CAST(value AS BLOB)"))["overlap"] == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "warned"),
+    [
+        ("DELETE FROM StringIds WHERE value LIKE 'nccl%'", "unnamed_kernels"),
+        ("UPDATE {} SET shortName = NULL WHERE streamId = 17", "unnamed_kernels"),
+        ('UPDATE {} SET "end" = start - 1 WHERE streamId = 17', "impossible_times"),
+        ('UPDATE {} SET "end" = start WHERE streamId = 17', None),
+    ],
+)
+def test_42_kernels_that_may_communicate_are_not_called_silent(
+    fault: str, warned: str | None, tmp_path: Path
+) -> None:
+    """Their names or times are not there, or they took no time: that none communicates is not known."""
+    path = altered(scene().write(tmp_path / "a.sqlite"), *copied(KERNEL), fault.format(KERNEL))
+    made = document(path)
+    assert "no_communication" not in codes(made)
+    assert warned is None or warned in codes(made, "warnings")
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])

@@ -230,13 +230,14 @@ def _waiting(result: Result) -> Iterator[Finding]:
 
 
 def _no_communication(result: Result) -> Iterator[Finding]:
-    # Under a whole graph the hidden time is null: what ran there is unknown.
+    # Under a whole graph the hidden time is null: what ran there is unknown. What took no time did communicate.
+    talked = result["kernel_class"].filter(pl.col("class") == "communication")["rank"].to_list()
     silent = [
         row["rank"]
         for row in _totals(result)
-        if row["communication_ns"] == row["hidden_communication_ns"] == 0
+        if row["communication_ns"] == row["hidden_communication_ns"] == 0 and row["rank"] not in talked
     ]
-    if not silent:
+    if not silent or any(one.code in ("unnamed_kernels", "impossible_times") for one in result.warnings):
         return
     every = len(silent) == len(result.trace.rank_numbers)
     who = "on any rank" if every and len(silent) > 1 else f"on {ranks_text(silent)}"

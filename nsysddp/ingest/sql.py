@@ -183,6 +183,10 @@ def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
             not isinstance(row[name], (int, type(None))) for row in found
         ):
             raise _unreadable(report, query, TypeError(f"{name} holds what is no integer"))
+        if meaning.startswith("TEXT"):
+            for row in found:
+                if isinstance(row[name], bytes):  # text that was stored as a BLOB
+                    row[name] = row[name].decode("utf-8", "replace")
     return found
 
 
