@@ -128,9 +128,11 @@ class LaunchTable:
             self._keys = np.unique(np.concatenate([self._events(*lane)[0] for lane in lanes]))
             slots = self._keys.size
         else:
-            self._bits = np.concatenate([self._bits_of(code, int(size)) for code, size in enumerate(whole)])
             self._lower = _lower_bits()
-            count = (self._lower.reshape(256, 8).max(axis=1) + 1)[self._bits]
+            bits_in = (self._lower.reshape(256, 8).max(axis=1) + 1).astype(np.int8)
+            of_process = [self._bits_of(code, int(size)) for code, size in enumerate(whole)]
+            self._bits = np.concatenate(of_process)
+            count = np.concatenate([bits_in[bits] for bits in of_process])
             self._base = np.cumsum(count, dtype=np.int32)
             slots = int(self._base[-1]) if self._base.size else 0
             self._base -= count
