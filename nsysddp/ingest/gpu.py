@@ -192,8 +192,9 @@ class _Lanes:
     ) -> NDArray[Any]:
         """Lane of each event of a batch."""
         codes = self._codes.encode(process.astype(np.int64) << 32 | (device.astype(np.int64) & 0xFFFFFFFF))
-        for code in np.unique(codes).tolist():
-            mine = codes == code
+        present = np.flatnonzero(np.bincount(codes)).tolist()
+        for code in present:
+            mine = slice(None) if len(present) == 1 else np.flatnonzero(codes == code)
             first, last = int(start[mine].min()), int(end[mine].max())
             with self._lock:
                 self._first[code] = min(first, self._first.get(code, first))
