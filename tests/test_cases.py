@@ -1028,6 +1028,54 @@ def test_42_a_versioned_table_is_read_and_said(version: str, tmp_path: Path) -> 
     assert "renamed_table" in codes(document(path), "warnings")
 
 
+@pytest.mark.parametrize("first", [KERNEL, f"{KERNEL}_V2"])
+def test_42_two_versions_of_a_table_are_refused_by_name(first: str, tmp_path: Path) -> None:
+    path = altered(
+        scene().write(tmp_path / "a.sqlite", rename={KERNEL: first}),
+        f"CREATE TABLE {KERNEL}_V3 AS SELECT * FROM {first} WHERE streamId = 17",
+        f"DELETE FROM {first} WHERE streamId = 17",
+    )
+    ran = run("analyze", path)
+    assert ran.code == 3
+    assert f"{first} and {KERNEL}_V3" in ran.line
+
+
+@pytest.mark.parametrize("name", ["CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", f"{KERNEL}4"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_42_kernels_in_an_unknown_table_are_refused_by_name(beside: bool, name: str, tmp_path: Path) -> None:
+    path = scene().write(tmp_path / "a.sqlite", rename={} if beside else {KERNEL: name})
+    ran = run("analyze", altered(path, f"CREATE TABLE {name} AS SELECT * FROM {KERNEL}") if beside else path)
+    assert ran.code == 3
+    assert name in ran.line
+
+
+def test_42_case_of_names_means_nothing(tmp_path: Path) -> None:
+    names = {KERNEL: f"{KERNEL.lower()}_v3", "StringIds": "STRINGIDS", "NVTX_EVENTS.eventType": "EVENTTYPE"}
+    path = scene().write(tmp_path / "a.sqlite", rename={**names, f"{KERNEL}.globalPid": "GLOBALPID"})
+    assert tables(path)["overlap"] == tables(scene().write(tmp_path / "b.sqlite"))["overlap"]
+
+
+WITHOUT_ROWID = {
+    "a view": (f"ALTER TABLE {KERNEL} RENAME TO k", f"CREATE VIEW {KERNEL} AS SELECT * FROM k"),
+    "a column of that name": (f"ALTER TABLE {KERNEL} ADD COLUMN rowid INTEGER",),
+    "a primary key": (
+        f"ALTER TABLE {KERNEL} RENAME TO k",
+        f'CREATE TABLE {KERNEL} (start, "end", deviceId, streamId, shortName, demangledName, globalPid, correlationId, '
+        "PRIMARY KEY (start, globalPid, streamId)) WITHOUT ROWID",
+        f'INSERT INTO {KERNEL} SELECT start, "end", deviceId, streamId, shortName, demangledName, globalPid, '
+        "correlationId FROM k",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WITHOUT_ROWID)
+def test_42_a_table_without_row_numbers(how: str, tmp_path: Path) -> None:
+    plain = tables(scene().write(tmp_path / "b.sqlite"))["overlap"]
+    path = altered(scene().write(tmp_path / "a.sqlite"), *WITHOUT_ROWID[how])
+    assert tables(path)["overlap"] == plain
+    assert run("contention", path).code == 0
+
+
 @pytest.mark.parametrize(
     ("schema", "warned"),
     [("4.0.0", True), ("5.1", True), ("9" * 5000, True), ("3.99.1", False), ("2.9.1", False), (None, False)],
@@ -1235,12 +1283,14 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
         connection.commit()
         connection.close()
         paths[name] = (folder / name, "no nsys export")
+    texts = scene().write(folder / "texts.sqlite", drop=["StringIds"])
+    paths["texts.sqlite"] = (texts, "no table StringIds")
     return paths
 
 
 BAD = (
     "empty random notes page header headers half nearly raw raw2 cut.gz flipped.gz only.gz cut.zst flipped.zst "
-    "nothing.gz text.gz zeros zeroed utf16 folder absent none one foreign"
+    "nothing.gz text.gz zeros zeroed utf16 folder absent none one foreign texts"
 )
 
 

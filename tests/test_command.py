@@ -145,9 +145,7 @@ def test_out_writes_every_table_and_the_document(path: Path, tmp_path: Path) -> 
     again = run("analyze", path, "--out", out)
     assert again.code == 2
     assert "--force" in again.line
-    (out / "old.txt").write_text("x")
     assert run("analyze", path, "--out", out, "--force").code == 0
-    assert not (out / "old.txt").exists()
 
 
 def test_out_appears_whole_or_not_at_all(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,6 +506,134 @@ def test_an_export_that_was_interrupted(path: Path, tmp_path: Path) -> None:
     assert everything(folder) == before
 
 
+def test_force_replaces_an_earlier_result_and_nothing_else(path: Path, tmp_path: Path) -> None:
+    """A table that only the earlier result had goes with it; what is not of nsysddp stays, links and folders too."""
+    out, beside = tmp_path / "out", tmp_path / "beside"
+    assert run("critical-path", path, "--out", out).code == 0
+    assert (out / "critical_path.csv").exists()
+    (out / "findings.csv").write_text("mine")
+    (out / "more").mkdir()
+    (out / "more" / "rank.csv").write_text("mine")
+    beside.symlink_to(out)
+    assert run("analyze", path, "--out", beside, "--force").code == 0
+    assert beside.is_symlink()
+    assert not (out / "critical_path.csv").exists()
+    assert (out / "findings.csv").read_text() == (out / "more" / "rank.csv").read_text() == "mine"
+    assert json.loads((out / "result.json").read_text()) == document(path)
+    assert sorted(tmp_path.iterdir()) == [beside, path.parent, out]
+
+
+def test_force_takes_no_table_of_somebody_elses_away(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "critical_path.csv").write_text("mine")
+    (out / "result.json").write_text("{}")
+    assert run("analyze", path, "--out", out, "--force").code == 0
+    assert (out / "critical_path.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["analyze", "critical-path"])
+def test_out_may_not_hold_an_input(command: str, path: Path, tmp_path: Path) -> None:
+    linked, link = tmp_path / "linked", tmp_path / "link.sqlite"
+    linked.symlink_to(path.parent)
+    link.symlink_to(path)
+    rules = path.with_name("rules.toml")
+    rules.write_text('[[rule]]\npattern = "x"\nclass = "spin"\n')
+    before = everything(tmp_path)
+    for argv in (
+        [path, "--out", path.parent],
+        [path, "--out", tmp_path],
+        [path, "--out", linked],
+        [linked / path.name, "--out", path.parent],
+        [link, "--out", path.parent],
+        [path, "--out", path],
+        [link, "--rules", rules, "--out", path.parent],
+    ):
+        ran = run(command, *argv, "--force")
+        assert ran.code == 2, argv
+        assert "holds the input" in ran.line
+        assert everything(tmp_path) == before
+
+
+def outputs(path: Path, folder: Path) -> list[tuple[str, list[str | Path], Path]]:
+    """Each command that writes a file: what it reads, and which of that it is told to write."""
+    rules, claims, query = folder / "rules.toml", folder / "claims.toml", folder / "q.sql"
+    rules.write_text('[[rule]]\npattern = "x"\nclass = "spin"\n')
+    claims.write_text('[claims]\na = "overlap_ratio > 0"\n')
+    query.write_text("SELECT 1 AS x")
+    drawn = path.with_suffix(".svg")
+    shutil.copy(path, drawn)
+    return [
+        ("report", [path, "-o", path], path),
+        ("report", [path, "--rules", rules, "-o", rules], rules),
+        ("evidence", [path, "-o", path], path),
+        ("evidence", [path, "--claims", claims, "-o", claims], claims),
+        ("evidence", [path.parent, "-o", path], path),
+        ("timeline", [drawn, "-o", drawn], drawn),
+        ("compare", [path, "--with", drawn, "--plot", drawn], drawn),
+        ("check", [path, "--claim", "overlap_ratio > 0", "--junit", path], path),
+        ("check", [path, "--claims", claims, "--junit", claims], claims),
+        ("query", ["kernels", path, "--format", "csv", "--out", path], path),
+        ("query", [query, path, "--format", "csv", "--out", query], query),
+        ("redact", [path, "-o", path], path),
+    ]
+
+
+@pytest.mark.parametrize("through", ["itself", "symbolic link", "hard link"])
+def test_no_output_replaces_an_input(through: str, path: Path, tmp_path: Path) -> None:
+    cases = outputs(path, tmp_path)
+    for number, (command, argv, target) in enumerate(cases):
+        output = target
+        if through != "itself":
+            output = tmp_path / f"{number}{target.suffix}"
+            output.symlink_to(target) if through == "symbolic link" else output.hardlink_to(target)
+        before = everything(tmp_path)
+        force = [] if command == "check" else ["--force"]
+        ran = run(command, *argv[:-1], output, *force)
+        assert ran.code == 2, (argv, ran)
+        assert "input" in ran.line or "report itself" in ran.line
+        assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["analyze", "{path}", "--out", "{file}", "--force"], "is a file"),
+        (["critical-path", "{path}", "--out", "{file}", "--force"], "is a file"),
+        (["analyze", "{path}", "--out", "{absent}/x"], "no folder"),
+        (["query", "kernels", "{path}", "--format", "csv", "--out", "{absent}/x"], "folder does not exist"),
+        (["query", "kernels", "{path}", "--format", "parquet", "--out", "{absent}/x"], "folder does not exist"),
+        (["query", "kernels", "{path}", "--format", "csv", "--out", "{folder}", "--force"], "is a folder"),
+        (["report", "{path}", "-o", "{absent}/x"], "folder does not exist"),
+        (["timeline", "{path}", "-o", "{absent}/x.svg"], "folder does not exist"),
+        (["check", "{path}", "--claim", "overlap_ratio > 0", "--junit", "{folder}"], "is a folder"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_place_that_cannot_be_written(argv: list[str], said: str, path: Path, tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("mine")
+    folder.mkdir()
+    before = everything(tmp_path)
+    ran = run(*(part.format(path=path, file=file, folder=folder, absent=tmp_path / "absent") for part in argv))
+    assert ran.code == 2, ran
+    assert said in ran.line
+    assert everything(tmp_path) == before
+    assert sorted(tmp_path.rglob("*")) == sorted([file, folder, path.parent, path])
+
+
+@pytest.mark.parametrize(
+    "argv", [["analyze"], ["analyze", "--format", "json"], ["analyze", "--format", "csv"], ["doctor"]], ids=" ".join
+)
+def test_a_full_disk_behind_stdout_is_one_line(argv: list[str], path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*PROGRAM, *argv, path], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2
+    said = ended.stderr.decode().splitlines()
+    assert len(said) == 1, said
+    assert "No space left on device" in said[0]
+
+
 READS_REPORTS = (
     ["analyze"],
     ["check", "--claim", "overlap_ratio > 0"],
@@ -555,7 +681,7 @@ def test_a_report_is_closed_after_an_error(tmp_path: Path) -> None:
     connection.execute("DROP TABLE StringIds")
     connection.commit()
     connection.close()
-    with pytest.raises(NotAReport):
+    with pytest.raises(MissingTable):
         open_report(path)
     path.unlink()
 

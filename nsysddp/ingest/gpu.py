@@ -304,7 +304,7 @@ def _scan(
         end = integers(rows, "end_ns", np.int64, file)
         process = integers(rows, "process", np.int64, file, null=NONE)
         if rows["process"].null_count():
-            process[process == NONE] = into.nameless.process
+            process = np.where(process == NONE, into.nameless.process, process)
         process = processes.encode(process)
         device = integers(rows, "device", np.int32, file)
         columns: dict[str, Any] = {

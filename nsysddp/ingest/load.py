@@ -15,7 +15,7 @@ import polars as pl
 
 from nsysddp import schema
 from nsysddp.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
-from nsysddp.errors import NoGpuEvents, RankConflict, UsageError
+from nsysddp.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
 from nsysddp.ingest import clocks, gpu, host, sql
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, shared, stable_order
@@ -176,6 +176,13 @@ def _read(
     notes: _Notes,
     progress: Progress | None,
 ) -> _Part:
+    for name in sorted(report.tables.keys() - {KERNEL, report.aliases.get(KERNEL)}):
+        if re.match(r"(?i)CUPTI_ACTIVITY_KIND_\w*KERNEL", name):
+            raise UnsupportedSchema(
+                f"holds kernels in table {name}, which this version does not know",
+                file=report.path,
+                do="export the report with an nsys that writes " + KERNEL,
+            )
     if KERNEL not in report.tables and GRAPH_TRACE not in report.tables:
         raise NoGpuEvents(
             "the report holds no GPU kernels (the kernel table is missing or empty)",
@@ -873,6 +880,12 @@ class _Run:
                 f"clocks of reports agree only to {worst / NS_PER_US:.0f} us (tolerance "
                 f"{self.tolerance / NS_PER_US:.0f} us): wait and transfer between them are not told",
             )
+        self.notes.warn(
+            "clock_unknown",
+            sum(clock.method == "none" for clock in offsets.values()),
+            "reports share neither a session start nor a matched collective with the first one: their times are not "
+            "comparable with its times",
+        )
         return offsets
 
     # --- about ----------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ import sqlite3
 import tempfile
 import threading
 import urllib.parse
-from contextlib import AbstractContextManager, ExitStack, contextmanager, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from nsysddp.errors import MissingTable, NotAReport, ReportError
+from nsysddp.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.names import visible
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _WAL_HEADER_BYTES = 32
-_GENUINE = ("StringIds",)
+_OF_NSYS = ("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS")
+_TEXTS = "StringIds"
 _READ_FLAGS = "capture with `nsys profile --trace=cuda,nvtx` around the steps of interest"
 
 
@@ -61,12 +62,14 @@ class Report(AbstractContextManager["Report"]):
         tables: table name to the set of its columns, for every table with at least one row. A versioned table
             such as ``CUPTI_ACTIVITY_KIND_KERNEL_V3`` also appears under its plain name if that has no rows.
         aliases: plain table name to the name it is really read from, where they differ.
+        unnumbered: tables, by the name they are read from, whose rows have no rowid (views, for example).
     """
 
     path: Path
     database: Path
     tables: dict[str, frozenset[str]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    unnumbered: frozenset[str] = frozenset()
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _hash: list[str] = field(default_factory=list, repr=False)
     _hasher: threading.Thread | None = field(default=None, repr=False)
@@ -363,7 +366,13 @@ def quoted(identifier: str) -> str:
 
 
 def _inspect(report: Report) -> None:
-    """Fill ``tables`` and ``aliases``; refuse what is no nsys export."""
+    """Fill ``tables``, ``aliases`` and ``unnumbered``; refuse what is no nsys export.
+
+    Names are spelled as in the queries: for SQLite case means nothing.
+    """
+    from nsysddp.ingest.sql import spelling
+
+    spelled = spelling()
     connection = report.connect()
     try:
         listed = [
@@ -371,36 +380,60 @@ def _inspect(report: Report) -> None:
             for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         ]
         columns = {
-            name: frozenset(str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(name)})"))
+            spelled.get(name.lower(), name): frozenset(
+                spelled.get(str(row[1]).lower(), str(row[1]))
+                for row in connection.execute(f"PRAGMA table_info({quoted(name)})")
+            )
             for name in listed
             if not name.startswith("sqlite_")
         }
-        genuine = any(name in columns for name in _GENUINE) and any(
-            name.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS"))
-            for name in columns
-        )
-        if not genuine:
+        if not any(name.upper().startswith(_OF_NSYS) for name in columns):
             raise NotAReport(
                 f"is a SQLite file but no nsys export ({_tables_text(columns)})",
                 file=report.path,
                 do="give an export made by `nsys export --type sqlite`",
             )
-        report.tables = {name: found for name, found in columns.items() if _has_rows(connection, name)}
+        if _TEXTS not in columns:
+            raise MissingTable(
+                f"has no table {_TEXTS}, so nothing in it has a name",
+                file=report.path,
+                do="export the report again with an unmodified nsys",
+            )
+        numbered = {name: _numbered(connection, name, found) for name, found in columns.items()}
     finally:
         connection.close()
+    report.tables = {name: columns[name] for name, how in numbered.items() if how is not None}
+    report.unnumbered = frozenset(name for name, how in numbered.items() if how is False)
     for name in sorted(report.tables):
-        plain = re.sub(r"_V\d+$", "", name)
-        if plain != name and plain not in report.tables:
+        plain = re.sub(r"(?i)_V\d+$", "", name)
+        plain = spelled.get(plain.lower(), plain)
+        if plain == name:
+            continue
+        if plain not in report.tables:
             report.tables[plain] = report.tables[name]
             report.aliases[plain] = name
+        elif plain.lower() in spelled:
+            other = report.aliases.get(plain, plain)
+            raise UnsupportedSchema(
+                f"tables {other} and {name} both hold rows, and which of them count is unknown",
+                file=report.path,
+                do="export the report again with one nsys, into a new file",
+            )
 
 
 def _tables_text(columns: dict[str, frozenset[str]]) -> str:
     return f"{len(columns)} tables, none of Nsight Systems" if columns else "it has no tables"
 
 
-def _has_rows(connection: sqlite3.Connection, table: str) -> bool:
-    return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
+def _numbered(connection: sqlite3.Connection, table: str, columns: frozenset[str]) -> bool | None:
+    """Do its rows have a rowid, as those of most tables? None if there are no rows."""
+    source = quoted(table)
+    try:
+        row = connection.execute(f"SELECT rowid FROM {source} LIMIT 1").fetchone()
+    except sqlite3.OperationalError:
+        row = connection.execute(f"SELECT NULL FROM {source} LIMIT 1").fetchone()
+    hidden = any(column.lower() == "rowid" for column in columns)
+    return None if row is None else row[0] is not None and not hidden
 
 
 def require_columns(report: Report, table: str, columns: Iterable[str]) -> None:

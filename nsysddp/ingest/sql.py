@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import MissingTable, QueryError, ReportError
+from nsysddp.errors import QueryError, ReportError
 from nsysddp.ingest.diagnostics import public
 from nsysddp.ingest.report import Report, quoted, refusal, require_columns
 from nsysddp.names import visible
@@ -90,10 +90,15 @@ class Query:
         require_columns(report, table, needs)
         missing = [column for column in optional if column not in report.tables[table]]
         source = report.aliases.get(table, table)
-        if not missing and source == table:
+        numbered = source not in report.unnumbered
+        if not missing and source == table and numbered:
             return None
-        supplied = "".join(f", NULL AS {quoted(column)}" for column in missing)
-        return f"{quoted(table)} AS (SELECT rowid, *{supplied} FROM main.{quoted(source)})"
+        supplied = [
+            "rowid" if numbered else "row_number() OVER () AS rowid",
+            *(quoted(column) for column in (*needs, *optional) if column not in missing),
+            *(f"NULL AS {quoted(column)}" for column in missing),
+        ]
+        return f"{quoted(table)} AS (SELECT {', '.join(supplied)} FROM main.{quoted(source)})"
 
 
 @cache
@@ -108,6 +113,14 @@ def folder() -> Path:
 def names() -> tuple[str, ...]:
     """The names of all query files."""
     return tuple(sorted(path.stem for path in folder().glob("*.sql")))
+
+
+@cache
+def spelling() -> dict[str, str]:
+    """Lower case of each table and column that any query names, to how it spells it."""
+    asked = [part for query in map(get, names()) for part in (query.needs, query.optional)]
+    found = {name for part in asked for table, columns in part.items() for name in (table, *columns)}
+    return {name.lower(): name for name in sorted(found)}
 
 
 @cache
@@ -223,12 +236,11 @@ def row_span(report: Report, table: str) -> tuple[int, int] | None:
     """First and last rowid of a table; None if it has no rows."""
     if table not in report.tables:
         return None
-    source = quoted(report.aliases.get(table, table))
-    try:
-        low = report.scalar(f"SELECT min(rowid) FROM {source}")
-        high = report.scalar(f"SELECT max(rowid) FROM {source}")
-    except Exception as error:
-        raise MissingTable(f"table {table} cannot be read by row ranges", file=report.path) from error
+    source = report.aliases.get(table, table)
+    if source in report.unnumbered:
+        return 1, count(report, table)
+    low = report.scalar(f"SELECT min(rowid) FROM {quoted(source)}")
+    high = report.scalar(f"SELECT max(rowid) FROM {quoted(source)}")
     return int(low), int(high)
 
 
