@@ -424,6 +424,101 @@ def test_nothing_to_compare_leaves_the_anchor_or_nothing(tmp_path: Path) -> None
         assert (rows[1]["clock_method"], rows[1]["clock_residual_ns"]) == (method, None)
 
 
+@pytest.mark.parametrize("call", ["Broadcast", "Reduce"])
+@pytest.mark.parametrize("anchors", [(None, None), (UTC, UTC + 5_000 * MS)])
+def test_where_no_other_kind_is_shared_any_collective_aligns(
+    call: str, anchors: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    def draw(process: Process, node: int) -> None:
+        for at in IRREGULAR:
+            process.nccl(call, 17, (at + 3 * node, at + 10))
+
+    made = tables(*two_nodes(tmp_path, draw, anchors=anchors, skew_ms=-40), "--per", "capture")
+    assert {row["clock_method"] for row in made["rank"]} == {"shared", "collectives"}
+    assert [row["exposed_wait_ns"] / MS for row in made["overlap"]] == [18, 0]
+    assert [row["exposed_transfer_ns"] / MS for row in made["overlap"]] == [42, 42]
+
+
+def test_a_root_that_left_early_moves_no_clock(tmp_path: Path) -> None:
+    """A small broadcast is over on its root before the others arrive: all-reduces know better."""
+
+    def draw(process: Process, node: int) -> None:
+        six(process, node)
+        for at in range(2000, 2900, 100):
+            process.nccl("Broadcast", 17, (at + 7 * node, at + 7 * node + 0.01), communicator=0xB)
+
+    rows = tables(*two_nodes(tmp_path, draw), "--per", "capture")["rank"]
+    assert (rows[1]["clock_offset_ns"], rows[1]["clock_residual_ns"]) == (0, 0)
+
+
+def chain(tmp_path: Path, *members: Sequence[int], skews: Sequence[float], late: float = 0) -> list[Path]:
+    """Reports of as many hosts as there are skews (ms) and one communicator for each set of members.
+
+    In each the n-th member arrives n ms late; the very last ends ``late`` ms after the others.
+    """
+    paths = []
+    for node, skew in enumerate(skews):
+        export = Export(host=f"node{node}", utc_epoch_ns=UTC + node * 5_000 * MS)
+        process = export.process(pid=7)
+        process.kernel("sgemm", 7, (990, 995))
+        for number, ranks in enumerate(members):
+            for at in IRREGULAR if node in ranks else ():
+                start = 200 * number + at
+                end = start + 10 + (late if (number, node) == (len(members) - 1, ranks[-1]) else 0)
+                process.nccl("AllReduce", 17, (start + ranks.index(node), end), communicator=0xA + number)
+        paths.append(
+            export.write(tmp_path / f"rank{node}.sqlite", shift_ns=round(-(5_000 * node + skew) * MS))
+        )
+    return paths
+
+
+@pytest.mark.parametrize(
+    "members", [((0, 1), (1, 2), (2, 3)), ((2, 3), (0, 1), (1, 2)), ((0, 3), (2, 3), (1, 2))]
+)
+def test_clocks_are_aligned_along_chains(members: Sequence[Sequence[int]], tmp_path: Path) -> None:
+    made = tables(*chain(tmp_path, *members, skews=(0, 5, -9, 40)), "--per", "capture")
+    assert [row["clock_offset_ns"] / MS for row in made["rank"]] == [0, 5, -9, 40]
+    assert [row["clock_residual_ns"] for row in made["rank"]] == [None, 0, 0, 0]
+    for row in made["collective"]:
+        first = row["rank"] == members[int(str(row["communicator"]), 16) - 0xA][0]
+        assert (row["wait_ns"] / MS, row["transfer_ns"] / MS) == ((1, 9) if first else (0, 9))
+
+
+def test_clocks_that_the_first_does_not_meet_are_aligned_with_each_other(tmp_path: Path) -> None:
+    made = tables(*chain(tmp_path, (1, 2), skews=(0, 0, 7)), "--per", "capture")
+    assert [(row["clock_method"], row["clock_offset_ns"] / MS) for row in made["rank"]] == [
+        ("shared", 0),
+        ("anchor", 0),
+        ("collectives", 7),
+    ]
+
+
+def test_clocks_that_agree_with_the_first_must_agree_with_each_other(tmp_path: Path) -> None:
+    made = tables(*chain(tmp_path, (0, 1), (0, 2), (1, 2), skews=(0, 5, 9), late=0.15), "--per", "capture")
+    assert [row["clock_residual_ns"] for row in made["rank"]] == [None, 0, 0.15 * MS]
+    told = {row["communicator"]: row["wait_ns"] is not None for row in made["collective"]}
+    assert (told["0xa"], told["0xc"]) == (True, False)
+
+
+def test_ranks_that_share_a_clock_need_no_other(tmp_path: Path) -> None:
+    """Two hosts whose clocks do not agree: what ranks of one host do among themselves is told all the same."""
+    paths = []
+    for node in (0, 1):
+        export = Export(host=f"node{node}", utc_epoch_ns=UTC + node)
+        for local in (0, 1):
+            process = export.process(pid=7 + local, device=local)
+            for at in IRREGULAR:
+                for communicator, late in ((0xA, 0), (0xB, node), (0xC + node, 0)):
+                    start = at + 200 * (communicator - 0xA)
+                    process.nccl(
+                        "AllReduce", 17, (start + local, start + 10 + late), communicator=communicator
+                    )
+        paths.append(export.write(tmp_path / f"r{node}.sqlite"))
+    rows = tables(*paths, "--per", "capture")["collective"]
+    told = {(row["communicator"], row["wait_ns"] is not None) for row in rows}
+    assert told == {("0xa", False), ("0xb", False), ("0xc", True), ("0xd", True)}
+
+
 def noisy(process: Process, node: int) -> None:
     """The ends on the second node are off by up to 4 ms: no constant aligns them."""
     for at, noise in zip(IRREGULAR, (-4, 3, -2, 4, -3, 2), strict=True):
@@ -988,6 +1083,19 @@ def test_ranges_with_impossible_times_are_left_out_and_counted(tmp_path: Path) -
     made = document(export.write(tmp_path / "a.sqlite"))
     assert [row["step"] for row in made["tables"]["overlap"]] == ["step 0"]
     assert [one["count"] for one in made["warnings"] if one["code"] == "impossible_range_times"] == [1]
+
+
+@pytest.mark.parametrize("span", [(50, 40), (-(1 << 61), 0), (0, 1 << 61)])
+def test_shapes_stay_with_their_kernels_where_times_are_impossible(
+    span: tuple[int, int], tmp_path: Path
+) -> None:
+    export = Export(unit="ns")
+    process = export.process()
+    for number, at in enumerate([(0, 10), span, (20, 30), (-(1 << 61) + 1, -(1 << 61) + 2)]):
+        process.kernel("a", 7, at, launched=number, gridX=number)
+    shapes = load(export.write(tmp_path / "a.sqlite"), shapes=True).shapes
+    assert shapes is not None
+    assert shapes["grid"].to_list() == ["3x1x1", "0x1x1", "2x1x1"]
 
 
 def test_nothing_but_impossible_times(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def read_shapes(report: Report, kernels: int, events: int) -> pl.DataFrame:
     """Grid and block of the first ``kernels`` of ``events`` rows, in row order; null for the rest.
 
     Raises:
-        ReportError: kernels were left out when the events were read, so rows cannot be aligned.
+        ReportError: the table changed after the events were read, so rows cannot be aligned.
     """
     gathered = Gathered()
 
@@ -34,9 +34,9 @@ def read_shapes(report: Report, kernels: int, events: int) -> pl.DataFrame:
     columns = {axis: gathered.column(axis, np.int32) for axis in _AXES}
     if columns["grid_x"].size != kernels:
         raise ReportError(
-            "some kernels have impossible times, so launch shapes cannot be told",
+            "the file changed while it was read",
             file=report.path,
-            do="export the report again",
+            do="read it again when nothing writes to it",
         )
     shapes = pl.DataFrame(columns).select(
         pl.when(pl.col("grid_x") >= 0)
