@@ -602,7 +602,10 @@ def test_no_output_replaces_an_input(through: str, path: Path, tmp_path: Path) -
         (["critical-path", "{path}", "--out", "{file}", "--force"], "is a file"),
         (["analyze", "{path}", "--out", "{absent}/x"], "no folder"),
         (["query", "kernels", "{path}", "--format", "csv", "--out", "{absent}/x"], "folder does not exist"),
-        (["query", "kernels", "{path}", "--format", "parquet", "--out", "{absent}/x"], "folder does not exist"),
+        (
+            ["query", "kernels", "{path}", "--format", "parquet", "--out", "{absent}/x"],
+            "folder does not exist",
+        ),
         (["query", "kernels", "{path}", "--format", "csv", "--out", "{folder}", "--force"], "is a folder"),
         (["report", "{path}", "-o", "{absent}/x"], "folder does not exist"),
         (["timeline", "{path}", "-o", "{absent}/x.svg"], "folder does not exist"),
@@ -615,7 +618,9 @@ def test_a_place_that_cannot_be_written(argv: list[str], said: str, path: Path, 
     file.write_text("mine")
     folder.mkdir()
     before = everything(tmp_path)
-    ran = run(*(part.format(path=path, file=file, folder=folder, absent=tmp_path / "absent") for part in argv))
+    ran = run(
+        *(part.format(path=path, file=file, folder=folder, absent=tmp_path / "absent") for part in argv)
+    )
     assert ran.code == 2, ran
     assert said in ran.line
     assert everything(tmp_path) == before
@@ -623,7 +628,9 @@ def test_a_place_that_cannot_be_written(argv: list[str], said: str, path: Path, 
 
 
 @pytest.mark.parametrize(
-    "argv", [["analyze"], ["analyze", "--format", "json"], ["analyze", "--format", "csv"], ["doctor"]], ids=" ".join
+    "argv",
+    [["analyze"], ["analyze", "--format", "json"], ["analyze", "--format", "csv"], ["doctor"]],
+    ids=" ".join,
 )
 def test_a_full_disk_behind_stdout_is_one_line(argv: list[str], path: Path) -> None:
     with Path("/dev/full").open("wb") as full:

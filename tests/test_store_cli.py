@@ -115,7 +115,7 @@ def test_a_picture_is_not_overwritten_unasked(url: str, tmp_path: Path) -> None:
     assert out.read_text() == "precious"
     invoke(url, "trend", "window_ns", "-o", str(out), "--force")
     assert out.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="folder does not exist"):
         invoke(url, "trend", "window_ns", "-o", str(tmp_path / "nowhere" / "a.png"))
 
 

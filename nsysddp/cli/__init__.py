@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import gc
 import io
 import sys
@@ -23,6 +25,8 @@ EXIT_CODES = {
     6: "undecidable: the trace cannot tell (check)",
 }
 """Every exit code with its meaning; the README's table is made from it."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = (
     "analyze",
@@ -104,6 +108,8 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     try:
         code = cli.main(args=argv, prog_name="nsysddp", standalone_mode=False)
+        if sys.stdout is not None:  # what does not fit on a full disk is known only now
+            sys.stdout.flush()
     except NsysddpError as error:
         _say(str(error))
         sys.exit(exit_code(error))
@@ -126,6 +132,12 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         import os
 
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _say(f"the output cannot be written ({error.strerror}); make room, or write it elsewhere")
+            # Python flushes once more at exit: let that go nowhere.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(2)
         if os.environ.get("NSYSDDP_DEBUG"):
             raise
         _say(

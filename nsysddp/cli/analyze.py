@@ -33,7 +33,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write every table and the document."
 )
-@click.option("--force", is_flag=True, help="Replace an existing --out folder.")
+@click.option("--force", is_flag=True, help="Replace an earlier result in --out.")
 @click.option("--save", is_flag=True, help="Keep the result in the results database (see `nsysddp runs`).")
 @click.option("--db", metavar="URL", help="Results database for --save.")
 @click.option(
@@ -58,7 +58,7 @@ def command(
     if table is not None and table not in TABLES:
         raise UsageError(f"there is no table {table!r}", do=f"choose one of {', '.join(TABLES)}")
     if out is not None:
-        document.check_target(out, force=force)
+        document.check_target(out, force=force, inputs=request.inputs)
     result = analyze(request.load(), request.selection())
     if out is not None:
         document.write_folder(result, out, force=force)

@@ -95,19 +95,20 @@ def command(
     nsysddp check out/new-* --base out/old-* --claim "step improves by >= 3% with 95% confidence"
     """  # noqa: D301 (click's own mark)
     from nsysddp.analyses.compare import compare
-    from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.claims import check
     from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
     from nsysddp.render import claims as render
+    from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.text import console
 
     if form == "json" and annotations:
         raise UsageError("--format json and --annotations both want stdout", do="give one of them")
-    if junit is not None and not junit.resolve().parent.is_dir():
-        raise UsageError("its folder does not exist", file=junit, do="create it first")
+    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    if junit is not None:
+        check_file(junit, force=True, inputs=inputs_of(request, [*sources, *base_sources], file))
     claims = gather(texts, file)
     reading = reading_of(request)
-    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
     check_alike(base_sources, sources)
     runs = load_all(sources, reading)
     comparison = None
@@ -118,7 +119,8 @@ def command(
         )
     answers = check(claims.claims, runs, comparison)
     if junit is not None:
-        replace_text(junit, render.junit(answers))
+        with whole_file(junit) as stream:
+            stream.write(render.junit(answers).encode("utf-8"))
     if annotations == "github":
         click.echo(render.github(answers), nl=False)
     elif annotations == "gitlab":
@@ -149,17 +151,3 @@ def gather(texts: Sequence[str], file: Path | None) -> Claims:
     if not made:
         raise UsageError("there is no claim to check", do="give --claim TEXT or --claims FILE")
     return Claims(read.question, made)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write beside, then rename."""
-    import os
-
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot be written ({error.strerror})", file=path) from None
-    finally:
-        beside.unlink(missing_ok=True)

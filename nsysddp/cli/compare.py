@@ -97,18 +97,18 @@ def command(
     nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
     """  # noqa: D301 (click's own mark)
     from nsysddp.analyses.compare import compare
-    from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of
+    from nsysddp.evidence.sources import repeats
     from nsysddp.render.compare import as_dict, draw_comparison, markdown, print_comparison
+    from nsysddp.render.files import check_file
     from nsysddp.render.text import console
     from nsysddp.render.timeline import kind_of
     from nsysddp.render.timeline import save as save_picture
 
     if plot is not None:
         kind_of(plot)
-        if plot.exists() and not force:
-            raise UsageError("the file is there already", file=plot, do="name another or give --force")
-        if not plot.resolve().parent.is_dir():
-            raise UsageError("its folder does not exist", file=plot, do="create it first")
+        files = [path for path in (*request.reports, *new) if not _STORED.fullmatch(str(path))]
+        check_file(plot, force=force, inputs=inputs_of(request, repeats(files)))
     base_runs, new_runs = runs_of(request.reports, new, reading_of(request), db=db, save=save)
     found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
     if plot is not None:

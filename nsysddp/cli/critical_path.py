@@ -32,7 +32,7 @@ TABLES = tuple(
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write every table and the document."
 )
-@click.option("--force", is_flag=True, help="Replace an existing --out folder.")
+@click.option("--force", is_flag=True, help="Replace an earlier result in --out.")
 def command(
     request: Request, each_rank: bool, form: str, table: str | None, out: Path | None, force: bool
 ) -> None:
@@ -57,7 +57,7 @@ def command(
             "critical_path_communication is for the path over all ranks", do="leave out --each-rank"
         )
     if out is not None:
-        document.check_target(out, force=force)
+        document.check_target(out, force=force, inputs=request.inputs)
     trace = request.load(launches=True, host_calls=True)
     selection = request.selection()
     context = context_of(trace, selection)

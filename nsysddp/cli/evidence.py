@@ -70,15 +70,15 @@ def command(
     REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat. The archive holds no paths, hosts,
     users or command lines, and the same input gives the same bytes. `nsysddp verify` checks it.
     """
-    from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence import archive, bundle
     from nsysddp.evidence.claims import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
     from nsysddp.render.files import check_file, whole_file
 
-    check_file(out, force=force)
-    claims = gather_claims(texts, file) if texts or file else Claims(None, ())
     sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    check_file(out, force=force, inputs=inputs_of(request, [*sources, *base_sources], file))
+    claims = gather_claims(texts, file) if texts or file else Claims(None, ())
     check_alike(base_sources, sources)
     reading = reading_of(request)
     wanted = bundle.Request(

@@ -32,7 +32,7 @@ def command(request: Request, out: Path, force: bool) -> None:
     from nsysddp.render.perfetto import check_perfetto, write_perfetto
 
     check_perfetto()
-    check_file(out, force=force)
+    check_file(out, force=force, inputs=request.inputs)
     trace = request.load(launches=True, host_calls=True)
     selection = request.selection()
     context = context_of(trace, selection)

@@ -41,6 +41,11 @@ class Request:
     rules: Path | None
     clock_tolerance_us: float
 
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """Every file that is read, as it was given."""
+        return self.reports if self.rules is None else (*self.reports, self.rules)
+
     def load(
         self,
         *,

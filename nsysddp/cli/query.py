@@ -55,8 +55,10 @@ def command(
         return
     if form == "parquet" and out is None:
         raise UsageError("parquet is no text", do="give --out FILE")
-    if out is not None and out.exists() and not force:
-        raise UsageError(f"{out.name} exists", do="give --force to replace it")
+    if out is not None:
+        from nsysddp.render.files import check_file
+
+        check_file(out, force=force, inputs=[report, Path(name)] if name.endswith(".sql") else [report])
     _write(_run(name, report, limit), form, out)
 
 
@@ -87,7 +89,9 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
             try:
                 text = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise QueryError(f"cannot be read: {error}", file=file) from error
+                raise QueryError(
+                    f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})", file=file
+                ) from error
             columns, rows = sql.run_user_sql(report, text)
         else:
             columns, rows = sql.run_bounded(report, name)
@@ -112,20 +116,25 @@ def _shown(value: Any) -> Any:
 
 
 def _write(frame: pl.DataFrame, form: str, out: Path | None) -> None:
-    if form == "parquet" and out is not None:
-        beside = out.with_name(f".{out.name}.partial")
-        frame.write_parquet(beside)
-        beside.rename(out)
-        return
-    text = (
-        frame.write_csv() if form == "csv" else frame.write_json() + "\n" if form == "json" else _text(frame)
-    )
+    import io
+
+    from nsysddp.render.files import whole_file
+
+    if form == "parquet":
+        packed = io.BytesIO()
+        frame.write_parquet(packed)
+        content = packed.getvalue()
+    elif form == "csv":
+        content = frame.write_csv().encode()
+    elif form == "json":
+        content = frame.write_json().encode() + b"\n"
+    else:
+        content = _text(frame).encode()
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(content.decode(), nl=False)
         return
-    beside = out.with_name(f".{out.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    beside.rename(out)
+    with whole_file(out) as stream:
+        stream.write(content)
 
 
 def _text(frame: pl.DataFrame) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsysddp.errors import UsageError
@@ -9,7 +11,13 @@ from nsysddp.units import ns_from_us
 
 if TYPE_CHECKING:
     from nsysddp.cli.options import Request
-    from nsysddp.evidence.sources import Reading
+    from nsysddp.evidence.sources import Reading, Source
+
+
+def inputs_of(request: Request, sources: Iterable[Source], claims: Path | None = None) -> tuple[Path, ...]:
+    """Every file that is read for this request: of folders what lies in them, and rules and claims."""
+    more = () if claims is None else (claims,)
+    return (*request.inputs, *more, *(file for source in sources for file in source.files))
 
 
 def reading_of(request: Request) -> Reading:

@@ -73,10 +73,13 @@ def command(
     the names of kernels (see --hide).
     """
     from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
+    from nsysddp.render.files import check_file
 
     policy = Policy(keep_ranges=keep_ranges, hide=hide, salt=salt, minimal=minimal)
     outcomes = []
     targets = _targets(reports, output)
+    for _, target in targets:
+        check_file(target, force=force, inputs=reports)
     hosts = aliases_of_hosts(reports) if len(reports) > 1 else {}
     for report, target in targets:
         outcomes.append(redact(report, target, policy=policy, hosts=hosts, force=force))

@@ -34,7 +34,7 @@ def command(request: Request, out: Path, force: bool) -> None:
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.html import html_report
 
-    check_file(out, force=force)
+    check_file(out, force=force, inputs=request.inputs)
     trace = request.load(launches=True, host_calls=True, shapes=True, metrics=True)
     selection = request.selection()
     context = context_of(trace, selection)

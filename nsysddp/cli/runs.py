@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +165,14 @@ def trend(
 
     result = over_runs(metric, url=url, rank=rank, tags=tags, label=label, last=last)
     if out is not None:
-        _draw(result, out, force=force)
+        from nsysddp.render.files import check_file
+        from nsysddp.render.trend import draw_trend
+        from nsysddp.store.database import resolve_url
+
+        address = resolve_url(url)
+        kept_in = [Path(str(address.database))] if address.get_backend_name() == "sqlite" else []
+        check_file(out, force=force, inputs=kept_in)
+        draw_trend(result, out)
     if form == "json":
         _print_json(result.as_dict())
     else:
@@ -247,18 +253,3 @@ def _print_trend(result: Trend) -> None:
         click.echo("no change of level can be shown between these runs")
     for warning in result.warnings:
         click.echo(f"note: {warning}", err=True)
-
-
-def _draw(result: Trend, out: Path, *, force: bool) -> None:
-    """Write the picture beside its place, then rename: never half a picture, never over another unasked."""
-    from nsysddp.render.trend import draw_trend
-
-    if out.exists() and not force:
-        raise UsageError("the file is there already", file=out, do="name another or give --force")
-    try:
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".nsysddp-") as folder:
-            beside = Path(folder) / out.name
-            draw_trend(result, beside)
-            beside.replace(out)
-    except OSError as error:
-        raise UsageError(f"cannot be written ({error.strerror})", file=out, do="name another place") from None

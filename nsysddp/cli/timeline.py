@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
@@ -43,13 +42,11 @@ def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -
     picture says so; zoom in with --steps, --from and --to.
     """
     from nsysddp.analyses import context_of
+    from nsysddp.render.files import check_file
     from nsysddp.render.timeline import draw_timeline, kind_of, save
 
     kind_of(out)
-    if out.exists() and not force:
-        raise UsageError("the file is there already", file=out, do="name another or give --force")
-    if not out.parent.is_dir():
-        raise UsageError("its folder does not exist", file=out, do="create it first")
+    check_file(out, force=force, inputs=request.inputs)
     context = context_of(request.load(launches=True), request.selection())
     save(draw_timeline(context, ranks=ranks), out)
     click.echo(f"wrote {out}", err=True)

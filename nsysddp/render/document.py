@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
 from nsysddp.errors import UsageError
+from nsysddp.render.files import unwritable
 
 if TYPE_CHECKING:
     from nsysddp.result import Result
@@ -149,35 +152,78 @@ def as_dict(result: Result) -> dict[str, Any]:
     return document
 
 
-def check_target(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that exists, before any work is done.
+def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
+    """Refuse a folder that cannot be written, before any work is done.
+
+    Args:
+        folder: where the output goes.
+        force: may it replace an earlier result in a folder that exists?
+        inputs: every file that is read; the folder may hold none.
 
     Raises:
-        UsageError: it exists and may not be replaced.
+        UsageError: it holds an input, exists and may not be replaced, is a file, or has no folder to be in.
     """
+    target = folder.resolve()
+    for one in inputs:
+        places = (one.resolve(), one.parent.resolve() / one.name)
+        if any(target in (place, *place.parents) for place in places):
+            raise UsageError(f"--out {target.name} holds the input {one.name}", do="name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("is a file, not a folder", file=folder, do="name another --out")
     if folder.exists() and not force:
-        raise UsageError(f"{folder.name} exists", do="give --force to replace it, or another --out")
-    if not folder.resolve().parent.is_dir():
+        raise UsageError(
+            f"{folder.name} exists", do="give --force to replace the result in it, or another --out"
+        )
+    if not target.parent.is_dir():
         raise UsageError(f"there is no folder to put {folder.name} into")
 
 
 def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
-    """Write ``result.json`` and one CSV a table; the folder appears whole or not at all."""
+    """Write ``result.json`` and one CSV a table.
+
+    A new folder appears whole or not at all. In one that is there an earlier result is replaced and nothing else; a
+    folder without ``result.json``, which comes last, is not complete.
+
+    Raises:
+        UsageError: as in ``check_target``, or a file cannot be written.
+    """
     check_target(folder, force=force)
     target = folder.resolve()
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        with (beside / "result.json").open("w", encoding="utf-8") as stream:
-            write(result, stream)
-        for name, frame in result.tables.items():
-            frame.write_csv(beside / f"{name}.csv")
-        beside.chmod(0o777 & ~_umask())
-        if target.exists():
-            shutil.rmtree(target)
-        beside.rename(target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+        place = target if target.exists() else target.parent
+        beside = Path(tempfile.mkdtemp(prefix=".nsysddp-", dir=place))
+        try:
+            for name, frame in result.tables.items():
+                with (beside / f"{name}.csv").open("wb") as table:
+                    frame.write_csv(table)
+            with (beside / _RESULT).open("w", encoding="utf-8") as stream:
+                write(result, stream)
+            if target.exists():
+                _forget(target)
+                for file in (*beside.glob("*.csv"), beside / _RESULT):
+                    file.replace(target / file.name)
+            else:
+                beside.chmod(0o777 & ~_umask())
+                beside.rename(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+_RESULT = "result.json"
+
+
+def _forget(folder: Path) -> None:
+    """Remove an earlier result, lest a table that only it has pass for one of the new; other files stay."""
+    result = folder / _RESULT
+    content = result.read_bytes() if result.is_file() else b""
+    if b'"name": "nsysddp"' in content[:200]:
+        result.unlink()
+        tables = content.partition(b'"tables": {')[2].rpartition(b'"findings": [')[0]
+        # Cells are no lists, and a quote inside a text has a backslash before it.
+        for name in re.findall(rb'"([a-z_]+)": \[', tables):
+            (folder / f"{name.decode()}.csv").unlink(missing_ok=True)
 
 
 def _umask() -> int:

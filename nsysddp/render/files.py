@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from nsysddp.errors import UsageError
 
 
-def check_file(path: Path, *, force: bool) -> None:
+def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
     """Refuse a place that cannot be written, before any work is done.
 
+    Args:
+        path: where the output goes.
+        force: may it replace a file?
+        inputs: every file that is read; none of them may be replaced, under whatever name or link.
+
     Raises:
-        UsageError: the file exists and may not be replaced, is a folder, or has no folder to be in.
+        UsageError: it is an input, exists and may not be replaced, is a folder, or has no folder to be in.
     """
+    for one in inputs:
+        with suppress(OSError):  # one of them is not there
+            if path.samefile(one):
+                raise UsageError("is an input of this command", file=path, do="name another place")
     if path.is_dir():
         raise UsageError("is a folder", file=path, do="name a file in it")
     if path.exists() and not force:
         raise UsageError("the file is there already", file=path, do="name another or give --force")
-    if not path.parent.is_dir():
+    if not path.resolve().parent.is_dir():
         raise UsageError("its folder does not exist", file=path, do="create it first")
 
 
@@ -39,6 +48,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
                 yield stream
             beside.replace(path)
     except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})", file=path, do="name another place"
-        ) from None
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> UsageError:
+    """What to tell about a place that the system refuses."""
+    return UsageError(f"cannot be written ({error.strerror or error})", file=path, do="name another place")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import warnings as python_warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 
 from nsysddp.errors import UsageError
 from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, ticks
+from nsysddp.render.files import whole_file
 from nsysddp.render.lanes import NUMBER_SIZE, Lane, Row, Scene, scene_of
 from nsysddp.render.theme import (
     FORMATS,
@@ -394,15 +394,7 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib as mpl
 
     kind = kind_of(path)
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".nsysddp-") as folder:
-            beside = Path(folder) / path.name
-            with mpl.rc_context(STYLE), python_warnings.catch_warnings():
-                # A character that the font lacks is drawn as a box; it is no news for the reader.
-                python_warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-                figure.savefig(beside, format=kind, dpi=200, metadata=metadata(kind))
-            beside.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})", file=path, do="name another place"
-        ) from None
+    with whole_file(path) as stream, mpl.rc_context(STYLE), python_warnings.catch_warnings():
+        # A character that the font lacks is drawn as a box; it is no news for the reader.
+        python_warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(stream, format=kind, dpi=200, metadata=metadata(kind))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import UsageError
+from nsysddp.render.files import whole_file
 from nsysddp.render.theme import FORMATS, printable
 from nsysddp.units import NS_PER_MS, NS_PER_US
 
@@ -171,7 +172,7 @@ def draw_trend(trend: Trend, path: Path) -> None:
     rank. Blue lines show the level between change points; each of those is a numbered line, explained below.
 
     Raises:
-        UsageError: the ending is none of ``theme.FORMATS``.
+        UsageError: the ending is none of ``theme.FORMATS``, or the place cannot be written.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
@@ -195,8 +196,8 @@ def draw_trend(trend: Trend, path: Path) -> None:
     }
     # Same trend, same bytes.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    with mpl.rc_context(style):
-        _compose(trend).savefig(path, format=kind, dpi=200, metadata=metadata)
+    with whole_file(path) as stream, mpl.rc_context(style):
+        _compose(trend).savefig(stream, format=kind, dpi=200, metadata=metadata)
 
 
 def _compose(trend: Trend) -> Figure:
