@@ -40,6 +40,7 @@ class Finding:
 
 WARNING_CODES: dict[str, str] = {
     "clock_residual": "clocks of reports agree less well than the tolerance; wait and transfer between them are null",
+    "clock_unknown": "reports of which nothing tells how their times lie to those of the first one",
     "events_without_launch": "GPU events without a launch row, placed in a step by their start",
     "calls_without_thread": "API calls that name no thread, in a report of several processes, left out",
     "impossible_call_times": "API calls that end before they start, left out",

@@ -211,9 +211,30 @@ MISTAKES = (
     Mistake(
         "clocks corrected in the wrong direction",
         "ingest/clocks.py",
-        'mine["reference"] - mine["end"]',
-        'mine["end"] - mine["reference"]',
+        'difference=pl.col("end").first().over("collective") - pl.col("end")',
+        'difference=pl.col("end") - pl.col("end").first().over("collective")',
         (INGEST, "-k", "clocks_are_aligned"),
+    ),
+    Mistake(
+        "clocks compared with the first one only",
+        "ingest/clocks.py",
+        "    return found.height > 0\n",
+        "    return False\n",
+        (INGEST, "-k", "along_chains"),
+    ),
+    Mistake(
+        "one rank's overlap said of every rank",
+        "analyses/findings.py",
+        "    if not rest:\n",
+        "    if True:\n",
+        ("tests/test_findings.py",),
+    ),
+    Mistake(
+        "reports without a session start compared by their times",
+        "ingest/identity.py",
+        "if disjoint or not comparable:",
+        "if disjoint:",
+        (INGEST, "-k", "one_process_in_two_reports"),
     ),
     Mistake(
         "ranks by pid before their physical GPU",

@@ -73,20 +73,20 @@ def timed(trace: Trace) -> pl.DataFrame:
 
 
 def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
-    """Collectives over reports whose clocks do not agree are not split."""
-    bad = (
-        trace.ranks.filter(pl.col("clock_residual_ns") > trace.clock_tolerance_ns)["report"]
-        .unique()
-        .to_list()
+    """Collectives over clocks that do not agree are not split; those of ranks that share a clock are."""
+    clocks = trace.ranks.select(
+        pl.col("rank").cast(pl.Int64),
+        pl.struct("clock_offset_ns", "clock_residual_ns").rank("dense").alias("clock"),
+        (pl.col("clock_residual_ns") > trace.clock_tolerance_ns).fill_null(False).alias("is_bad"),
     )
-    if not bad:
+    if not clocks["is_bad"].any():
         return joined
-    suspect = trace.ranks.filter(pl.col("report").is_in(bad))["rank"].to_list()
     crossing = (
         joined.filter(pl.col("collective_id").is_not_null())
+        .join(clocks, on="rank")
         .group_by("collective_id")
-        .agg(pl.col("rank").is_in(suspect).any().alias("any"), pl.col("rank").n_unique().alias("ranks"))
-        .filter(pl.col("any") & (pl.col("ranks") > 1))["collective_id"]
+        .agg(pl.col("is_bad").any(), pl.col("clock").n_unique())
+        .filter(pl.col("is_bad") & (pl.col("clock") > 1))["collective_id"]
     )
     crossed = pl.col("collective_id").is_in(crossing.implode())
     return joined.with_columns(

@@ -2,13 +2,13 @@
 
 Definitions, "When". Ranks of one report, and reports with equal anchors, share a clock and are never corrected
 against each other. Between other reports there is one offset: the median difference of the ends of matched
-collectives, from those with the shortest transfer.
+collectives, from those with the shortest transfer; where two share none, by way of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +48,10 @@ def clocks_of(anchors: Sequence[int | None]) -> list[int]:
 
 
 def align(kernels: Kernels, anchored: Mapping[int, bool]) -> dict[int, Clock]:
-    """The alignment of every clock against the first one.
+    """The alignment of every clock, from clock to clock: against the first one where collectives lead there.
+
+    A clock that shares collectives with the first is compared with it, one that does not with a clock that is aligned
+    already, and so on. A clock that nothing leads to keeps its anchor, and others are aligned with it.
 
     Args:
         kernels: matched communication kernels.
@@ -57,39 +60,84 @@ def align(kernels: Kernels, anchored: Mapping[int, bool]) -> dict[int, Clock]:
     Returns:
         Clock number to its alignment.
     """
-    result = {0: Clock(0, None, "shared")}
-    if len(anchored) == 1:
-        return result
-    comparable = [ALL_KINDS.index(kind) for kind in (*SYNCHRONISING, "send_recv")]
-    rows = np.flatnonzero((kernels.collective >= 0) & np.isin(kernels.kind, comparable))
+    result: dict[int, Clock] = {}
+    ends = _ends(kernels) if len(anchored) > 1 else None
+    for clock in sorted(anchored):
+        if clock in result:
+            continue
+        lone = "anchor" if anchored[clock] and anchored[0] else "none"
+        result[clock] = Clock(0, None, lone if clock else "shared")
+        # Kinds in which a rank can end before others arrive are for those that share no better ones.
+        while ends is not None and (_reach(ends.filter("synchronises"), result) or _reach(ends, result)):
+            pass
+    if ends is not None:
+        _check(ends.filter("synchronises"), result)
+    return result
+
+
+def _ends(kernels: Kernels) -> pl.DataFrame:
+    """One row per matched collective and clock: its end there, its shortest kernel anywhere, and its kind's nature."""
+    rows = np.flatnonzero(kernels.collective >= 0)
+    synchronising = [ALL_KINDS.index(kind) for kind in (*SYNCHRONISING, "send_recv")]
     frame = pl.DataFrame(
         {
             "collective": kernels.collective[rows],
             "clock": kernels.clock[rows],
             "end": kernels.end[rows],
             "duration": kernels.end[rows] - kernels.start[rows],
+            "synchronises": np.isin(kernels.kind[rows], synchronising),
         }
     )
-    transfer = frame.group_by("collective").agg(pl.col("duration").min().alias("transfer"))
-    ends = frame.group_by("collective", "clock").agg(pl.col("end").median().floor().cast(pl.Int64))
-    first = ends.filter(pl.col("clock") == 0).select("collective", pl.col("end").alias("reference"))
-    pairs = ends.filter(pl.col("clock") != 0).join(first, on="collective").join(transfer, on="collective")
-    for clock in anchored:
-        if clock == 0:
-            continue
-        mine = pairs.filter(pl.col("clock") == clock)
-        result[clock] = _from_pairs(
-            (mine["reference"] - mine["end"]).to_numpy(),
-            mine["transfer"].to_numpy(),
-            anchored[clock] and anchored[0],
+    return (
+        frame.group_by("collective", "clock")
+        .agg(
+            pl.col("end").median().floor().cast(pl.Int64),
+            pl.col("duration").min(),
+            pl.col("synchronises").all(),
         )
-    return result
+        .with_columns(pl.col("duration").min().over("collective").alias("transfer"))
+        .sort("collective", "clock")
+    )
 
 
-def _from_pairs(difference: NDArray[Any], transfer: NDArray[Any], anchored: bool) -> Clock:
-    if not difference.size:
-        return Clock(0, None, "anchor" if anchored else "none")
-    short = difference[transfer <= SHORT_TRANSFER_NS]
-    chosen = short if short.size >= 3 else difference
-    offset = int(np.median(chosen))
-    return Clock(offset, int(np.median(np.abs(chosen - offset))), "collectives")
+def _differences(ends: pl.DataFrame, aligned: Mapping[int, Clock]) -> pl.DataFrame:
+    """clock, lead, difference, transfer: how far each end is before the aligned end by the clock aligned first."""
+    order = pl.DataFrame(
+        [(clock, place, one.offset_ns) for place, (clock, one) in enumerate(aligned.items())],
+        schema={"clock": pl.Int64, "place": pl.Int64, "offset": pl.Int64},
+        orient="row",
+    )
+    placed = ends.join(order, on="clock", how="left").sort("collective", "place", nulls_last=True)
+    lead = pl.col("clock", "place").first().over("collective").name.prefix("lead_")
+    end = pl.col("end") + pl.col("offset").fill_null(0)
+    return (
+        placed.with_columns(lead, end=end)
+        .with_columns(difference=pl.col("end").first().over("collective") - pl.col("end"))
+        .filter(pl.col("lead_place").is_not_null() & (pl.col("clock") != pl.col("lead_clock")))
+        .select("clock", "lead_clock", "difference", "transfer")
+    )
+
+
+def _reach(ends: pl.DataFrame, aligned: dict[int, Clock]) -> bool:
+    """Align every clock that shares a collective with an aligned one; False if there is none."""
+    found = _differences(ends, aligned).filter(~pl.col("clock").is_in(list(aligned)))
+    for (clock,), mine in sorted(found.partition_by("clock", as_dict=True).items()):
+        chosen = _chosen(mine)
+        offset = int(np.median(chosen))
+        aligned[clock] = Clock(offset, int(np.median(np.abs(chosen - offset))), "collectives")
+    return found.height > 0
+
+
+def _check(ends: pl.DataFrame, aligned: dict[int, Clock]) -> None:
+    """Clocks aligned along different ways must agree where they meet, too: the worst residual counts."""
+    met = _differences(ends, aligned).partition_by("clock", "lead_clock", as_dict=True)
+    for (clock, _), mine in met.items():
+        residual = int(np.median(np.abs(_chosen(mine))))
+        aligned[clock] = replace(aligned[clock], residual_ns=max(residual, aligned[clock].residual_ns or 0))
+
+
+def _chosen(pairs: pl.DataFrame) -> NDArray[Any]:
+    """The differences of ends to believe: those of short transfers, if there are enough."""
+    difference = pairs["difference"].to_numpy()
+    short = difference[pairs["transfer"].to_numpy() <= SHORT_TRANSFER_NS]
+    return short if short.size >= 3 else difference
