@@ -14,7 +14,7 @@ import oracle
 import polars as pl
 import pytest
 from drawing import Ids, Plan, draw, write_split
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from nsysddp.analyses import analyze
@@ -73,6 +73,7 @@ def test_lengths_of_many_bounds_at_once(one: list) -> None:
         assert size == len(grid(one) & set(range(low, high)))
 
 
+@example([(0, 1), (3, 4)], [(0, 9)])
 @given(SPANS, SPANS)
 def test_lengths_of_many_bounds_by_ascending_start(one: list, bounds: list) -> None:
     a = made(one)
