@@ -641,6 +641,15 @@ def test_a_full_disk_behind_stdout_is_one_line(argv: list[str], path: Path) -> N
     assert "No space left on device" in said[0]
 
 
+def test_evidence_of_a_report_whose_name_is_no_utf_8(path: Path, tmp_path: Path) -> None:
+    odd, bundle = path.rename(path.with_name(os.fsdecode(b"caf\xe9.sqlite"))), tmp_path / "e.zip"
+    assert run("evidence", odd, "--with-export", "-o", bundle).code == 0
+    for given in ([], [odd]):
+        ran = run("verify", bundle, *given)
+        assert ran.code == 0, ran
+        assert "holds" in ran.out
+
+
 READS_REPORTS = (
     ["analyze"],
     ["check", "--claim", "overlap_ratio > 0"],

@@ -102,6 +102,8 @@ def _public_command(
     request: Request, base: tuple[Path, ...], file: Path | None, *, allow_unlike: bool, with_export: bool
 ) -> tuple[str, ...]:
     """The command line by base names; what changes a number is in the manifest's request."""
+    from nsysddp.names import visible
+
     words = ["nsysddp", "evidence", *(path.resolve().name for path in request.reports)]
     if base:
         words += ["--compare", *(path.resolve().name for path in base)]
@@ -109,4 +111,4 @@ def _public_command(
         words += ["--claims", file.name]
     words += ["--allow-unlike"] if allow_unlike else []
     words += ["--with-export"] if with_export else []
-    return tuple(words)
+    return tuple(visible(word) for word in words)

@@ -29,6 +29,7 @@ import polars as pl
 import nsysddp
 from nsysddp.evidence.claims import Claim, Verdict, check
 from nsysddp.evidence.sources import Loaded, Reading, Source
+from nsysddp.names import visible
 from nsysddp.result import Finding, Result, Warning
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scr
         for number, source in enumerate(sources, 1):
             copies = []
             for place, path in enumerate(source.reports, 1):
-                copy = scratch / export_member(side, number, place, path.name)
+                copy = scratch / export_member(side, number, place, visible(path.name))
                 copy.parent.mkdir(parents=True)
                 redact(path, copy, policy=policy, hosts=hosts)
                 copies.append(copy)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsysddp.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.markers import DEFAULT_STEP_PATTERN
+from nsysddp.names import visible
 
 if TYPE_CHECKING:
     import polars as pl
@@ -125,7 +126,7 @@ class File:
     @classmethod
     def of(cls, path: Path) -> File:
         """What the file is."""
-        return cls(path.name, path.stat().st_size, sha256_of(path))
+        return cls(visible(path.name), path.stat().st_size, sha256_of(path))
 
 
 @dataclass(frozen=True)
@@ -257,11 +258,9 @@ def _distinct(made: list[Source]) -> list[Source]:
     seen: dict[str, int] = {}
     named = []
     for source in made:
-        seen[source.name] = seen.get(source.name, 0) + 1
-        number = seen[source.name]
-        named.append(
-            source if number == 1 else Source(f"{source.name} ({number})", source.reports, source.extra)
-        )
+        name = visible(source.name)
+        number = seen[name] = seen.get(name, 0) + 1
+        named.append(replace(source, name=name if number == 1 else f"{name} ({number})"))
     return named
 
 
@@ -330,7 +329,7 @@ def load_one(
         )
     if stands_for:
         originals = stands_for[: len(source.reports)]
-        names = {path.name: file.name for path, file in zip(source.reports, originals, strict=True)}
+        names = {visible(path.name): file.name for path, file in zip(source.reports, originals, strict=True)}
         inputs = tuple(
             replace(one, name=file.name, sha256=file.sha256)
             for one, file in zip(trace.inputs, originals, strict=True)
