@@ -606,9 +606,13 @@ def test_finished_capture_is_replaced_only_with_force(
     with pytest.raises(UsageError, match="--force"):
         capture(made)
     assert (made.folder / "run.json").read_bytes() == before
-    (made.folder / "stale").touch()
+    (made.folder / "report.sqlite").write_text("old")
     capture(made, force=True)
-    assert not (made.folder / "stale").exists()
+    assert (made.folder / "report.sqlite").read_bytes() != b"old"
+    (made.folder / "notes").write_text("mine")
+    with pytest.raises(UsageError, match="notes, which is not of the capture"):
+        capture(made, force=True)
+    assert (made.folder / "notes").read_text() == "mine"
 
 
 def test_interrupt_before_anything_starts_removes_nothing(

@@ -235,7 +235,7 @@ def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> 
     """Make the folder of a run, empty.
 
     What a failed capture left is replaced, and that is said; anything else only with ``force``, and a folder
-    that no capture made never.
+    that no capture made, or to which somebody added a file since a capture finished, never.
 
     Raises:
         UsageError: the folder is taken.
@@ -247,12 +247,18 @@ def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> 
         if not force and kind in _WORTH_KEEPING:
             what = "a capture that is running or was killed" if kind == "running" else "a finished capture"
             raise UsageError(f"{folder} holds {what}", do="choose another --out, or replace it with --force")
+        if kind in _FINISHED and (added := _added(folder)):
+            raise UsageError(
+                f"{folder} holds {added[0]}, which is not of the capture",
+                do="move it away, or choose another --out",
+            )
         say(f"replacing {folder}, which holds {'a failed' if not force else 'an earlier'} capture ({kind})")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
 
-_WORTH_KEEPING = ("ok", "cpu_only", "checks_failed", "analysis_failed", "running")
+_FINISHED = ("ok", "cpu_only", "checks_failed", "analysis_failed")
+_WORTH_KEEPING = (*_FINISHED, "running")
 """Outcomes that are replaced only with ``force``."""
 
 
@@ -262,6 +268,13 @@ def _recorded_outcome(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(kind)
+
+
+def _added(folder: Path) -> list[str]:
+    """Files that are not among those that the record of the capture names."""
+    named = json.loads((folder / "run.json").read_text()).get("files", {})
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return [name for name in files if name != "run.json" and name not in named]
 
 
 def capture(
