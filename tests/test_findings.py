@@ -151,6 +151,24 @@ def test_sentences_are_about_ranks_that_are_known(
     assert re.fullmatch(said, found[1]), found[1]
 
 
+@pytest.mark.parametrize(
+    ("world", "said"),
+    [
+        (2, r"No overlap on any rank: [^;]*\."),
+        (8, r"No overlap on ranks 0 and 1: .*; 6 of the job's 8 ranks were not captured\."),
+    ],
+)
+def test_ranks_that_were_not_captured_are_of_the_job_too(world: int, said: str, tmp_path: Path) -> None:
+    export = Export()
+    for rank in (0, 1):
+        process = export.process(device=rank, env={"WORLD_SIZE": str(world)})
+        process.kernel("sgemm", 7, (0, 20))
+        process.nccl("AllReduce", 17, (20 + rank, 60))
+    code, message = first(document(export.write(tmp_path / "a.sqlite"), "--per", "capture"))
+    assert code == "no_overlap"
+    assert re.fullmatch(said, message), message
+
+
 def test_a_rank_with_nothing_but_warm_up_counts_with_it(tmp_path: Path) -> None:
     """From 90 ms on rank 0 shows only its long first step: that is no reason to count the first step of rank 1."""
     export = Export()

@@ -1011,6 +1011,19 @@ def test_events_without_a_launch_go_by_time_and_are_counted(tmp_path: Path) -> N
     assert (outside["count"], outside["total_ns"] / MS) == (2, 120)
 
 
+def test_events_of_a_rank_without_any_launch_are_in_no_step(tmp_path: Path) -> None:
+    export = Export()
+    for line, known in ((0, True), (1, False)):
+        process = export.process(device=line)
+        process.range("step 0", 0, 50)
+        process.kernel("a", 7, (0, 40), **({} if known else {"launched": None}))
+    made = document(export.write(tmp_path / "a.sqlite"))
+    assert [(row["rank"], row["step"]) for row in made["tables"]["overlap"]] == [(0, "step 0")]
+    assert {"events_without_launch", "rank_without_window"} & codes(made, "warnings") == {
+        "rank_without_window"
+    }
+
+
 def test_the_first_phase_in_which_a_rank_fell_behind(tmp_path: Path) -> None:
     export = Export()
     for rank in (0, 1):

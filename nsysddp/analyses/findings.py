@@ -163,13 +163,37 @@ def _overlap(result: Result) -> Iterator[Finding]:
 
 
 def _rest(result: Result, totals: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> str:
-    """What there is to say of the ranks of the trace whose overlap is not known; empty if there are none."""
-    silent = {row["rank"] for row in totals if row["communication_ns"] == row["hidden_communication_ns"] == 0}
-    unknown = [
-        rank for rank in result.trace.rank_numbers if rank not in silent | {row["rank"] for row in known}
+    """What there is to say of the ranks of the job whose overlap is not known; empty if there are none."""
+    silent = _silent(result, totals)
+    ranks = result.trace.rank_numbers
+    unknown = [rank for rank in ranks if rank not in {*silent, *(row["rank"] for row in known)}]
+    missing = _missing(result)
+    return (
+        (f"; {ranks_text(silent)} ran no communication" if silent else "")
+        + (f"; nothing is known of {ranks_text(unknown)}" if unknown else "")
+        + (f"; {missing} of the job's {missing + len(ranks)} ranks were not captured" if missing else "")
+    )
+
+
+def _silent(result: Result, totals: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ranks of which it is known that they ran no communication.
+
+    Under a whole graph the hidden time is null: what ran there is unknown. What took no time did communicate.
+    """
+    if any(one.code in ("unnamed_kernels", "impossible_times") for one in result.warnings):
+        return []
+    talked = result["kernel_class"].filter(pl.col("class") == "communication")["rank"].to_list()
+    return [
+        row["rank"]
+        for row in totals
+        if row["communication_ns"] == row["hidden_communication_ns"] == 0 and row["rank"] not in talked
     ]
-    said = f"; {ranks_text(sorted(silent))} ran no communication" if silent else ""
-    return said + (f"; nothing is known of {ranks_text(unknown)}" if unknown else "")
+
+
+def _missing(result: Result) -> int:
+    """How many ranks of the job are not in the trace, as far as the ranks tell the size of their job."""
+    worlds = result["rank"]["world_size"].drop_nulls().to_list()
+    return max(max(worlds, default=0) - len(result.trace.rank_numbers), 0)
 
 
 def _span(result: Result) -> str:
@@ -230,16 +254,10 @@ def _waiting(result: Result) -> Iterator[Finding]:
 
 
 def _no_communication(result: Result) -> Iterator[Finding]:
-    # Under a whole graph the hidden time is null: what ran there is unknown. What took no time did communicate.
-    talked = result["kernel_class"].filter(pl.col("class") == "communication")["rank"].to_list()
-    silent = [
-        row["rank"]
-        for row in _totals(result)
-        if row["communication_ns"] == row["hidden_communication_ns"] == 0 and row["rank"] not in talked
-    ]
-    if not silent or any(one.code in ("unnamed_kernels", "impossible_times") for one in result.warnings):
+    silent = _silent(result, _totals(result))
+    if not silent:
         return
-    every = len(silent) == len(result.trace.rank_numbers)
+    every = len(silent) == len(result.trace.rank_numbers) and not _missing(result)
     who = "on any rank" if every and len(silent) > 1 else f"on {ranks_text(silent)}"
     yield Finding(
         "no_communication",

@@ -226,9 +226,10 @@ def attribute(trace: Trace) -> Attribution:
         if not of_process.height or not missing:
             return 0
         made = _rank_windows(trace, rank, step)
-        if made:
-            rest = np.flatnonzero(~launched[first:last]) + first
-            step[rest] = _by_time(made, trace.events["start_ns"].gather(rest).to_numpy())
+        if not made:
+            return 0
+        rest = np.flatnonzero(~launched[first:last]) + first
+        step[rest] = _by_time(made, trace.events["start_ns"].gather(rest).to_numpy())
         return missing
 
     by_time = sum(trace.each_rank(of_rank))
