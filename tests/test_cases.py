@@ -325,10 +325,13 @@ def test_14_no_communication_at_all(tmp_path: Path) -> None:
     assert '"overlap_ratio":null' in run("analyze", path, "--format", "json").out.replace(" ", "")
 
 
+@pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("other", ["c", "ncclDevKernel_SendRecv"])
-def test_15_communication_on_the_compute_stream(other: str, tmp_path: Path) -> None:
+def test_15_communication_on_the_compute_stream(other: str, steps: bool, tmp_path: Path) -> None:
     export = Export()
     process = export.process()
+    if steps:  # of the whole capture it is not asked what was launched in them
+        process.range("step 0", 0, 100)
     process.kernel("sgemm", 7, (0, 50))
     if other == "c":
         process.draw("c", 7, (50, 80))

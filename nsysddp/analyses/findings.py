@@ -275,7 +275,7 @@ def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
 
     Within steps, where there are any: outside, ranks wait for each other in barriers.
     """
-    has_steps = attribution.steps.height > 0
+    has_steps = bool((attribution.step >= 0).any())  # of none is it known without launches
 
     def of_rank(rank: int) -> pl.DataFrame:
         """Streams outside graphs that communicated, beside everything the rank ran.
