@@ -32,16 +32,20 @@ def ranks(tmp_path: Path, *drawings: str, extra: str = "") -> Path:
 @pytest.fixture
 def unmarked(tmp_path: Path) -> Path:
     """Two ranks, of which only the first marks its steps."""
+    return half_marked(tmp_path / "a.sqlite", 3)
+
+
+def half_marked(path: Path, steps: int) -> Path:
     export = Export()
     for rank in (0, 1):
         process = export.process(device=rank)
-        for step in range(3):
+        for step in range(steps):
             at = 100 * step
             if rank == 0:
                 process.range(f"step {step}", at, at + 100)
             process.kernel("sgemm", 7, (at, at + 50))
             process.nccl("AllReduce", 17, (at + 20 + 10 * rank, at + 80))
-    return export.write(tmp_path / "a.sqlite")
+    return export.write(path)
 
 
 # --- a rank without steps ---------------------------------------------------------------------------------------
@@ -91,6 +95,12 @@ def test_a_rank_without_steps_stops_no_command(command: str, unmarked: Path, tmp
     form = {"report": "html", "evidence": "zip", "timeline": "svg"}.get(command)
     ran = run(command, unmarked, *(("-o", tmp_path / f"x.{form}") if form else ()))
     assert ran.code == 0, ran.err
+
+
+def test_a_comparison_says_whose_step_it_compares(unmarked: Path, tmp_path: Path) -> None:
+    ran = run("compare", unmarked, "--with", half_marked(tmp_path / "b.sqlite", 4))
+    assert ran.code == 0, ran.err
+    assert "has no figures of rank 1: its step is that of the other ranks" in " ".join(ran.out.split())
 
 
 def test_nothing_is_claimed_of_a_rank_without_steps(unmarked: Path) -> None:

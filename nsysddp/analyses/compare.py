@@ -30,6 +30,7 @@ import polars as pl
 from nsysddp.analyses.statistics import MIN_RUNS, Difference, Floats, difference
 from nsysddp.analyses.steps import steady
 from nsysddp.errors import AnalysisError, UsageError
+from nsysddp.names import ranks_text
 from nsysddp.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 
 Better = Literal["lower", "higher", "neither"]
@@ -290,6 +291,8 @@ def run_of(
                 samples[metric.name, rank] = column.to_numpy().astype(np.float64)
             else:
                 unknown[metric.name, rank] = f"unknown in {column.null_count()} of {column.len()} steps"
+    for rank in set(tables["rank"]["rank"]) - set(overlap["rank"]):
+        unknown["window_ns", rank] = "no window of steps"
     ranks = overlap["rank"].n_unique()
     job = overlap.group_by("step_index", maintain_order=True).agg(
         pl.col("window_ns").max(), pl.col("rank").n_unique().alias("ranks")
@@ -609,6 +612,12 @@ def _warnings(base: Sequence[Run], new: Sequence[Run], differing: pl.DataFrame) 
             f"without run.json of a capture it is not known whether {', '.join(UNRECORDED)} were alike "
             f"({', '.join(dict.fromkeys(bare))})"
         )
+    for run in (*base, *new):
+        absent = sorted(rank for _, rank in run.unknown if rank is not None and rank not in run.windows)
+        if absent:
+            said.append(
+                f"{run.name} has no figures of {ranks_text(absent)}: its step is that of the other ranks"
+            )
     steps = [
         samples.size for run in (*base, *new) if (samples := run.samples.get(("step_ns", None))) is not None
     ]
