@@ -48,7 +48,7 @@ WARNING_CODES: dict[str, str] = {
     "impossible_times": "GPU events that end before they start or lie beyond any real time, left out",
     "newer_schema": "the export's major schema is newer than any this version was tried on",
     "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
-    "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed",
+    "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed, or with numbers that cannot be",
     "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
     "rank_beyond_world_size": "ranks whose numbers are not below the size of the job that they name",
     "ranges_without_thread": "NVTX ranges that name no thread, in a report of several processes, left out",

@@ -139,6 +139,17 @@ def test_a_size_that_is_a_real_number_is_none_of_nccl(value: float) -> None:
     assert (told.communicator, told.bytes) == (["0x5"], [None])
 
 
+@pytest.mark.parametrize("size", [(1 << 42) + 1, 1 << 62, (1 << 64) - 1])
+def test_a_size_beyond_any_message_is_unknown(size: int, tmp_path: Path) -> None:
+    def draw(process: Process, rank: int) -> None:
+        process.nccl_group([("AllReduce", {"bytes": size})] * 2, 17, (20 + rank, 30), launched=(0, 10))
+        process.nccl("AllGather", 17, (40 + rank, 50), bytes=size)
+
+    made = job(tmp_path, draw)
+    assert {row["bytes"] for row in made["tables"]["collective"]} == {None}
+    assert [one["count"] for one in made["warnings"] if one["code"] == "payloads_skipped"] == [6]
+
+
 def test_a_reduction_without_a_name_is_its_number() -> None:
     blob = bytearray(BLOB)
     blob[32 + 16] = 9

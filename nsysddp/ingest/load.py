@@ -227,7 +227,7 @@ def _read(
         notes.warn(
             "payloads_skipped",
             ranges.skipped_payloads,
-            "NVTX payloads whose schema is missing, ambiguous or malformed were not decoded",
+            "NVTX payloads whose schema is missing, ambiguous or malformed, or numbers impossible, were not decoded",
         )
     started = sql.rows(report, "session")
     anchor = started[0]["utc_epoch_ns"] if started and not _shifted_times(report) else None

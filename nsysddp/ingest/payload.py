@@ -23,6 +23,9 @@ _TYPES: Mapping[int, str] = {
 """NVTX payload entry type to numpy type on a 64-bit little-endian host (nvtxExtPayload: char .. byte)."""
 
 _FIRST_SCHEMA_ID = 1 << 24
+_MOST_BYTES, _MOST_RANKS = 1 << 42, 1 << 20
+"""No message has more bytes (4 TiB), and no job more ranks: more is damage, and products of it would overflow."""
+
 _LABELS = {
     "communicator": re.compile(r"(?i)nccl communicator( id)?|communicator( id)?|comm(unicator)? ?hash"),
     "bytes": re.compile(r"(?i)message size( \[bytes\])?|bytes|size \[bytes\]"),
@@ -53,7 +56,7 @@ class Decoded:
         bytes: message size as NCCL recorded it.
         reduction: name of the reduction.
         root, peer, ranks, own_rank: integers.
-        skipped: blobs whose schema is unknown, ambiguous or malformed.
+        skipped: blobs whose schema is unknown, ambiguous or malformed, or with numbers that cannot be.
     """
 
     communicator: list[str | None]
@@ -140,7 +143,7 @@ class Schemas:
                 if fields is None or int(offset) + int(length) > size:
                     skipped += int(same.sum())
                     continue
-                self._extract(fields, matrix[same], at_row[same], int(offset), int(length), out)
+                skipped += self._extract(fields, matrix[same], at_row[same], int(offset), int(length), out)
             skipped += int((header[:, 0] < 1).sum())
         return Decoded(**{name: column.tolist() for name, column in out.items()}, skipped=skipped)
 
@@ -152,7 +155,9 @@ class Schemas:
         offset: int,
         length: int,
         out: Mapping[str, np.ndarray],
-    ) -> None:
+    ) -> int:
+        """Fill ``out``; in how many payloads is a number that cannot be?"""
+        wrong = np.zeros(rows.size, dtype=bool)
         for field in fields:
             size = int(field.dtype[1:])
             if field.offset + size > length:
@@ -166,9 +171,11 @@ class Schemas:
                     spelled[index] = f"0x{int(value) & (2**64 - 1):x}"
                 elif field.meaning == "reduction":
                     spelled[index] = (field.names or {}).get(int(value), str(int(value))).lower()
-                else:
+                elif 0 <= value <= (_MOST_BYTES if field.meaning == "bytes" else _MOST_RANKS):
                     spelled[index] = int(value)
             out[field.meaning][rows] = spelled[inverse.ravel()]
+            wrong |= np.equal(spelled, None)[inverse.ravel()]
+        return int(np.count_nonzero(wrong))
 
 
 def _meaning(label: str) -> str | None:
