@@ -97,6 +97,15 @@ def test_a_rank_without_steps_stops_no_command(command: str, unmarked: Path, tmp
     assert ran.code == 0, ran.err
 
 
+@pytest.mark.parametrize("which", [None, "1"])
+def test_a_rank_without_steps_is_drawn(which: str | None, unmarked: Path, tmp_path: Path) -> None:
+    chosen = ("--ranks", which) if which else ()
+    assert run("timeline", unmarked, "-o", tmp_path / "x.svg", *chosen).code == 0
+    drawn = set(re.findall(r"rank \d", (tmp_path / "x.svg").read_text()))
+    assert "rank 1" in drawn
+    assert ("rank 0" in drawn) == (which is None)
+
+
 def test_a_comparison_says_whose_step_it_compares(unmarked: Path, tmp_path: Path) -> None:
     ran = run("compare", unmarked, "--with", half_marked(tmp_path / "b.sqlite", 4))
     assert ran.code == 0, ran.err

@@ -190,11 +190,17 @@ def _ranks(context: Context, wanted: Sequence[int] | None) -> list[int]:
     if missing:
         raise UsageError(f"there is no rank {missing[0]}", do=f"choose from {ranges_of(known)}")
     chosen = known if wanted is None else sorted(set(wanted))
-    with_window = {window.rank for window in context.windows.windows}
-    kept = [rank for rank in chosen if rank in with_window]
+    kept = with_work(context, chosen)
     if not kept:
         raise UsageError("none of the ranks has GPU work in the chosen part", do="choose others with --ranks")
     return kept
+
+
+def with_work(context: Context, ranks: Sequence[int]) -> list[int]:
+    """Ranks with a window in the part asked for, and those without any step: what they did is beside the others'."""
+    shown = {window.rank for window in context.windows.windows}
+    with_steps = {window.rank for window in context.every_window.windows}
+    return [rank for rank in ranks if rank in shown or rank not in with_steps]
 
 
 def _thinned(ranks: list[int]) -> list[int]:
@@ -216,7 +222,8 @@ def _view(context: Context, ranks: list[int], width_in: float) -> View:
 
 
 def _extent(context: Context, ranks: list[int]) -> tuple[int, int]:
-    chosen = [window for window in context.windows.windows if window.rank in set(ranks)]
+    every = context.windows.windows
+    chosen = [window for window in every if window.rank in set(ranks)] or every
     return min(window.start for window in chosen), max(window.end for window in chosen)
 
 
@@ -240,7 +247,8 @@ class _Sets:
         known = [window for window in mine if not self.graph.length_within(window.start, window.end)]
         # Under a graph of unknown content nobody knows what was exposed.
         exposed = communication - busy
-        self.exposed = exposed if len(known) == len(mine) else exposed & _hull(known)
+        all_known = len(known) == len(mine) if mine else not len(self.graph)
+        self.exposed = exposed if all_known else exposed & _hull(known)
         self.idle = _hull(mine) - (busy | communication | self.memory | self.graph)
         # One strip for all but communication: what is nearer to computing hides what is not.
         self.work = (
@@ -401,7 +409,8 @@ def _subtitle(context: Context, shown: list[int]) -> str:
     if len(hosts) > 1:
         who += f" on {len(hosts)} hosts" if len(shown) == everyone else ""
     if context.windows.per == "step":
-        steps = sorted({window.step for window in context.windows.windows if window.rank in set(shown)})
+        mine = [window for window in context.windows.windows if window.rank in set(shown)]
+        steps = sorted({window.step for window in mine or context.windows.windows})
         total = context.attribution.steps.height
         names = dict(context.attribution.steps.select("step_index", "name").iter_rows())
         what = (

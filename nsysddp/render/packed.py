@@ -23,7 +23,7 @@ import polars as pl
 from nsysddp.analyses.steps import Selection, windows
 from nsysddp.intervals import Intervals
 from nsysddp.names import visible
-from nsysddp.render.lanes import MOST_RANKS, MOST_RANKS_IN_FULL, Row, scene_of
+from nsysddp.render.lanes import MOST_RANKS, MOST_RANKS_IN_FULL, Row, scene_of, with_work
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -261,7 +261,7 @@ def _packed(
         "brief_ns": brief_ns,
         "events": shown.height,
         "left_out": events.height - shown.height,
-        "ranks_left_out": len({window.rank for window in context.windows.windows}) - len(rows),
+        "ranks_left_out": len(with_work(context, context.trace.rank_numbers)) - len(rows),
         "names": [visible(name) for name in names["text"]],
         "steps": {
             str(index): visible(name)
@@ -275,8 +275,7 @@ def _packed(
 
 def _rows(context: Context) -> list[Row]:
     """Every lane of each rank; of very many ranks evenly spread ones."""
-    with_window = {window.rank for window in context.windows.windows}
-    ranks = [rank for rank in context.trace.rank_numbers if rank in with_window]
+    ranks = with_work(context, context.trace.rank_numbers)
     if len(ranks) > MOST_RANKS:
         places = np.linspace(0, len(ranks) - 1, MOST_RANKS).round().astype(int)
         ranks = [ranks[place] for place in places.tolist()]
@@ -288,7 +287,8 @@ def _rows(context: Context) -> list[Row]:
 
 def _extent(context: Context, ranks: Sequence[int]) -> tuple[int, int]:
     """From the first to the last window of the ranks, or the bounds that were asked for."""
-    chosen = [window for window in context.windows.windows if window.rank in set(ranks)]
+    every = context.windows.windows
+    chosen = [window for window in every if window.rank in set(ranks)] or every
     asked = context.selection
     start = min(window.start for window in chosen) if asked.from_ns is None else asked.from_ns
     end = max(window.end for window in chosen) if asked.to_ns is None else asked.to_ns

@@ -170,7 +170,7 @@ def _draw_boundaries(page: _Page, row: Row, scene: Scene, top: float, bottom: fl
 
 
 def _draw_step_names(page: _Page, row: Row, scene: Scene) -> None:
-    """Names of the first rank's steps above the plot: of each, or of every so many if they need more room."""
+    """Names of a rank's steps above the plot: of each, or of every so many if they need more room."""
     size = 8.5
     names = {
         window: short(scene.names.get(window.step, ""), 28)
@@ -213,7 +213,7 @@ def _compose(scene: Scene) -> Figure:
 
     page = _Page()
     y = _STEP_IN
-    _draw_step_names(page, scene.rows[0], scene)
+    _draw_step_names(page, next((row for row in scene.rows if row.windows), scene.rows[0]), scene)
     hosts = len({row.host for row in scene.rows}) > 1
     previous: str | None = None
     for number, row in enumerate(scene.rows):
