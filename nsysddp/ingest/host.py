@@ -626,6 +626,7 @@ def read_metrics(report: Report) -> pl.DataFrame:
     names = {
         (int(row["type_id"]), int(row["metric_id"])): str(row["name"])
         for row in sql.rows(report, "gpu_metric_names")
+        if None not in row.values()
     }
     gathered = Gathered()
 
