@@ -61,17 +61,19 @@ def align(kernels: Kernels, anchored: Mapping[int, bool]) -> dict[int, Clock]:
         Clock number to its alignment.
     """
     result: dict[int, Clock] = {}
-    ends = _ends(kernels) if len(anchored) > 1 else None
+    if len(anchored) == 1:
+        return {0: Clock(0, None, "shared")}
+    ends = _ends(kernels)
+    better = ends.filter("synchronises")
     for clock in sorted(anchored):
         if clock in result:
             continue
         lone = "anchor" if anchored[clock] and anchored[0] else "none"
         result[clock] = Clock(0, None, lone if clock else "shared")
         # Kinds in which a rank can end before others arrive are for those that share no better ones.
-        while ends is not None and (_reach(ends.filter("synchronises"), result) or _reach(ends, result)):
+        while len(result) < len(anchored) and (_reach(better, result) or _reach(ends, result)):
             pass
-    if ends is not None:
-        _check(ends.filter("synchronises"), result)
+    _check(better, result)
     return result
 
 
