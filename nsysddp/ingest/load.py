@@ -921,7 +921,7 @@ class _Run:
             for row in sql.rows(report, "capture_metadata")
         }
         version = told.get("EXPORT_SCHEMA_VERSION")
-        major = re.match("0*([0-9]+)", version or "")
+        major = re.match("[^0-9]*0*([0-9]+)", version or "")
         if major and (len(major[1]), major[1]) > (len(str(KNOWN_MAJOR)), str(KNOWN_MAJOR)):
             self.notes.warn(
                 "newer_schema",
