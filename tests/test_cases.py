@@ -1024,6 +1024,7 @@ def test_42_a_versioned_table_is_read_and_said(version: str, tmp_path: Path) -> 
             "CUPTI_ACTIVITY_KIND_KERNEL",
             "CUPTI_ACTIVITY_KIND_MEMCPY",
             "CUPTI_ACTIVITY_KIND_RUNTIME",
+            "StringIds",
         )
     }
     path = scene().write(tmp_path / "a.sqlite", rename=names)
@@ -1081,7 +1082,15 @@ def test_42_a_table_without_row_numbers(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "warned"),
-    [("4.0.0", True), ("5.1", True), ("v4.0", True), ("9" * 5000, True), ("3.99.1", False), ("2.9.1", False), (None, False)],
+    [
+        ("4.0.0", True),
+        ("5.1", True),
+        ("v4.0", True),
+        ("9" * 5000, True),
+        ("3.99.1", False),
+        ("2.9.1", False),
+        (None, False),
+    ],
 )
 def test_42_an_unknown_major_schema_is_a_warning(schema: str | None, warned: bool, tmp_path: Path) -> None:
     path = scene(schema=schema).write(tmp_path / "a.sqlite")

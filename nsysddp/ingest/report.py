@@ -393,12 +393,6 @@ def _inspect(report: Report) -> None:
                 file=report.path,
                 do="give an export made by `nsys export --type sqlite`",
             )
-        if _TEXTS not in columns:
-            raise MissingTable(
-                f"has no table {_TEXTS}, so nothing in it has a name",
-                file=report.path,
-                do="export the report again with an unmodified nsys",
-            )
         numbered = {name: _numbered(connection, name, found) for name, found in columns.items()}
     finally:
         connection.close()
@@ -419,6 +413,12 @@ def _inspect(report: Report) -> None:
                 file=report.path,
                 do="export the report again with one nsys, into a new file",
             )
+    if _TEXTS not in {*columns, *report.tables}:
+        raise MissingTable(
+            f"has no table {_TEXTS}, so nothing in it has a name",
+            file=report.path,
+            do="export the report again with an unmodified nsys",
+        )
 
 
 def _tables_text(columns: dict[str, frozenset[str]]) -> str:
