@@ -1190,6 +1190,24 @@ def test_42_events_that_name_no_process(ranks: int, lost: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"])
+def test_42_edges_that_name_no_process(ranks: int, table: str, tmp_path: Path) -> None:
+    export = Export()
+    for line in range(ranks):
+        process = export.process(device=line)
+        process.kernel("sgemm", 7, (10, 60), launched=1)
+        process.record(1, 7, 2)
+        process.wait(1, 8, 3)
+        process.kernel("sgemm", 8, (60, 70), launched=4)
+    path = export.write(tmp_path / "a.sqlite", drop=[f"{table}.globalPid"])
+    ran = run("critical-path", path)
+    if ranks == 1:
+        assert ran.out == run("critical-path", export.write(path)).out
+    else:
+        assert (ran.code, table in ran.line) == (3, True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"])
 def test_42_threads_that_are_not_told(ranks: int, table: str, tmp_path: Path) -> None:
     """In one process they do not matter; else ranges and calls are of no known process, and the column is named."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from nsysddp.errors import MissingTable
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
 from nsysddp.ingest.gpu import strings
@@ -600,7 +601,14 @@ def _sync_table(
     def consume(part: int, batch: pa.RecordBatch) -> None:
         rows = frame(batch)
         file = report.name
-        code = processes_of(integers(rows, "process", np.int64, file, null=_NOBODY), processes)
+        process = integers(rows, "process", np.int64, file, null=_NOBODY)
+        code = processes_of(process, processes)
+        if _threadless(process, code):
+            raise MissingTable(
+                f"rows of {table} name no process (globalPid), and several used a GPU",
+                file=report.path,
+                do="export the report again with an unmodified nsys",
+            )
         columns = {name: integers(rows, name, np.int64, file, null=NONE) for name in fields}
         good = code >= 0
         if "start_ns" in columns:
