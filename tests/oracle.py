@@ -480,7 +480,8 @@ def read_capture(path: Path, classify: Callable[[str], str]) -> dict[tuple[int |
     try:
         named = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         there = [name for name in named if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone()]
-        texts = dict(connection.execute("SELECT id, value FROM StringIds"))
+        listed = next(name for name in sorted(named) if re.fullmatch(r"StringIds(_V\d+)?", name))
+        texts = dict(connection.execute(f"SELECT id, value FROM {listed}"))
         for table, kind in (
             ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"),
             ("CUPTI_ACTIVITY_KIND_MEMCPY", "memory"),
