@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from nsysddp.errors import RankConflict, ReportError
 from nsysddp.ingest.attribute import kind_of, message_bytes
 from nsysddp.ingest.clocks import clocks_of
 from nsysddp.ingest.diagnostics import WITHHELD, public
+from nsysddp.ingest.hashing import hash_ahead, hashing_of
 from nsysddp.ingest.identity import host_aliases, rank_in_name
 from nsysddp.ingest.load import load
 from nsysddp.ingest.payload import Schemas
@@ -1213,3 +1215,19 @@ def test_a_message_of_known_form_is_told_with_its_numbers(message: str) -> None:
 )
 def test_of_any_other_message_nothing_is_told(message: str, told: str) -> None:
     assert public(message) == told
+
+
+# --- hashes -------------------------------------------------------------------------------------------------
+
+
+def test_a_hash_begun_ahead_is_the_files_and_is_used_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(range(256)) * 100_000)
+    (tmp_path / "folder").mkdir()
+    hash_ahead([path, tmp_path / "folder", tmp_path / "missing"])
+    first = hashing_of(path)
+    first.pause()  # waiting for the result goes on
+    assert first.result() == hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(b"another")
+    assert hashing_of(path).result() == hashlib.sha256(b"another").hexdigest()
+    assert hashing_of(tmp_path / "missing").result() is None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.errors import UsageError
+from nsysddp.ingest.hashing import hash_ahead
 from nsysddp.markers import DEFAULT_STEP_PATTERN
 from nsysddp.units import ns_from_ms, ns_from_us
 
@@ -180,6 +181,7 @@ def selection_options(command: Command) -> Command:
             rules=rules,
             clock_tolerance_us=clock_tolerance_us,
         )
+        hash_ahead(reports)  # while the libraries are imported one core idles
         return command(*args, request=request, **kwargs)
 
     wrapped: Command = with_request

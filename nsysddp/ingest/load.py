@@ -243,6 +243,12 @@ def _told(progress: Progress | None, what: str) -> Callable[[int], None] | None:
     return (lambda rows: progress(what, rows, None)) if progress else None
 
 
+def _rows_of(rank: NDArray[np.integer[Any]], number: int) -> tuple[int, int]:
+    """First and one-past-last row of a rank in the column of ordered ranks, which is not converted for that."""
+    first, last = np.searchsorted(rank, np.array([number, number + 1], dtype=rank.dtype))
+    return int(first), int(last)
+
+
 def _anchor(parts: Sequence[_Part]) -> None:
     """Put every report on the axis of the earliest session start, by UTC where known."""
     numbers = clocks.clocks_of([part.anchor for part in parts])
@@ -489,7 +495,7 @@ class _Run:
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
         rows = []
         for lane in ranked:
-            first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
+            first, last = _rows_of(rank, lane.rank or 0)
             mapping, listed = gpus[lane.report]
             physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
             models = {name for name, _, _ in listed.values()}
@@ -509,7 +515,7 @@ class _Run:
                     "clock_offset_ns": clock.offset_ns,
                     "clock_residual_ns": clock.residual_ns,
                     "clock_method": clock.method,
-                    "kernels": int(np.bincount(code[first:last], minlength=is_kernel.size)[is_kernel].sum()),
+                    "kernels": int(np.count_nonzero(is_kernel[code[first:last]])),
                     "first_ns": int(start[first]),
                     "last_ns": int(end[first:last].max()),
                 }
@@ -661,7 +667,7 @@ class _Run:
             return None
         calls = self.calls
         for number, offset in offset_of_rank.items():
-            here = slice(*np.searchsorted(rank, [number, number + 1]))
+            here = slice(*_rows_of(rank, number))
             if offset:
                 calls.start[here] += offset
                 calls.end[here] += offset
@@ -772,7 +778,7 @@ class _Run:
         ]
         pieces = []
         for lane in ranked:
-            first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
+            first, last = _rows_of(rank, lane.rank or 0)
             pieces.append(frames[lane.report][self.rows[first:last]])
         return schema.SHAPES.check(pl.concat(pieces))
 
@@ -864,7 +870,7 @@ class _Run:
         for lane in ranked:
             offset = offsets[self.parts[lane.report].clock].offset_ns
             if offset:
-                first, last = np.searchsorted(rank, [lane.rank or 0, (lane.rank or 0) + 1])
+                first, last = _rows_of(rank, lane.rank or 0)
                 ordered["start_ns"][first:last] += offset
                 ordered["end_ns"][first:last] += offset
         self.unusable_clocks = {

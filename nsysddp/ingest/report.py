@@ -7,13 +7,11 @@ a version number; a table that is missing and one without rows are the same thin
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import re
 import shutil
 import sqlite3
 import tempfile
-import threading
 import urllib.parse
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsysddp.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
+from nsysddp.ingest.hashing import Hashing, hashing_of
 from nsysddp.names import visible
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class Report(AbstractContextManager["Report"]):
     aliases: dict[str, str] = field(default_factory=dict)
     unnumbered: frozenset[str] = frozenset()
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
-    _hash: list[str] = field(default_factory=list, repr=False)
-    _hasher: threading.Thread | None = field(default=None, repr=False)
-    _may_hash: threading.Event = field(default_factory=threading.Event, repr=False)
+    _hashing: Hashing | None = field(default=None, repr=False)
     _engine: Engine | None = field(default=None, repr=False)
 
     @property
@@ -114,41 +111,25 @@ class Report(AbstractContextManager["Report"]):
     @property
     def sha256(self) -> str:
         """SHA-256 of the file as given, computed beside the reading."""
-        if self._hasher is None:
-            self.start_hashing()
-        assert self._hasher is not None
-        self._hasher.join()
-        if not self._hash:
+        if (digest := self.start_hashing().result()) is None:
             raise ReportError("the file could not be read to its end", file=self.path)
-        return self._hash[0]
+        return digest
 
-    def start_hashing(self) -> None:
+    def start_hashing(self) -> Hashing:
         """Hash the file in the background, while fewer threads are at work than there are cores."""
-
-        def work() -> None:
-            digest = hashlib.sha256()
-            block = memoryview(bytearray(1 << 20))
-            try:
-                with self.path.open("rb", buffering=0) as handle:
-                    while size := handle.readinto(block):
-                        digest.update(block[:size])
-                        self._may_hash.wait()
-            except OSError:
-                return  # said by ``sha256``, in the caller's thread
-            self._hash.append(digest.hexdigest())
-
-        self._may_hash.set()
-        self._hasher = threading.Thread(target=work, name="sha256", daemon=True)
-        self._hasher.start()
+        if self._hashing is None:
+            self._hashing = hashing_of(self.path)
+        return self._hashing
 
     @contextmanager
     def every_core(self) -> Iterator[None]:
         """Hashing pauses meanwhile: what is read here keeps every core busy, and other parts of the work do not."""
-        self._may_hash.clear()
+        hashing = self.start_hashing()
+        hashing.pause()
         try:
             yield
         finally:
-            self._may_hash.set()
+            hashing.resume()
 
     def has(self, table: str, *columns: str) -> bool:
         """Does the table exist with rows, and with these columns?"""
