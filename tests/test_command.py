@@ -611,21 +611,23 @@ def test_no_output_replaces_an_input(through: str, path: Path, tmp_path: Path) -
         (["report", "{path}", "-o", "{absent}/x"], "folder does not exist"),
         (["timeline", "{path}", "-o", "{absent}/x.svg"], "folder does not exist"),
         (["check", "{path}", "--claim", "overlap_ratio > 0", "--junit", "{folder}"], "is a folder"),
+        (["report", "{path}", "-o", "{pipe}", "--force"], "is no regular file"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_a_place_that_cannot_be_written(argv: list[str], said: str, path: Path, tmp_path: Path) -> None:
-    file, folder = tmp_path / "file", tmp_path / "folder"
+    file, folder, pipe = (tmp_path / name for name in ("file", "folder", "pipe"))
     file.write_text("mine")
     folder.mkdir()
+    os.mkfifo(pipe)
     before = everything(tmp_path)
-    ran = run(
-        *(part.format(path=path, file=file, folder=folder, absent=tmp_path / "absent") for part in argv)
-    )
+    places = {"path": path, "file": file, "folder": folder, "pipe": pipe, "absent": tmp_path / "absent"}
+    ran = run(*(part.format(**places) for part in argv))
     assert ran.code == 2, ran
     assert said in ran.line
     assert everything(tmp_path) == before
-    assert sorted(tmp_path.rglob("*")) == sorted([file, folder, path.parent, path])
+    assert sorted(tmp_path.rglob("*")) == sorted([file, folder, pipe, path.parent, path])
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

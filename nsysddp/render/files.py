@@ -20,7 +20,7 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
         inputs: every file that is read; none of them may be replaced, under whatever name or link.
 
     Raises:
-        UsageError: it is an input, exists and may not be replaced, is a folder, or has no folder to be in.
+        UsageError: it is an input, exists and may not be replaced, is no regular file, or has no folder to be in.
     """
     for one in inputs:
         with suppress(OSError):  # one of them is not there
@@ -28,6 +28,8 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
                 raise UsageError("is an input of this command", file=path, do="name another place")
     if path.is_dir():
         raise UsageError("is a folder", file=path, do="name a file in it")
+    if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
+        raise UsageError("is no regular file", file=path, do="name a file")
     if path.exists() and not force:
         raise UsageError("the file is there already", file=path, do="name another or give --force")
     if not path.resolve().parent.is_dir():
