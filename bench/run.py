@@ -81,6 +81,7 @@ def measure(command: Command, output: Path, limit_s: float) -> tuple[float, floa
         command.before()
     with tempfile.TemporaryDirectory() as fresh, output.open("wb") as out, tempfile.TemporaryFile() as err:
         environment = {**os.environ, "XDG_CACHE_HOME": fresh, **command.environment}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code
         begin = time.perf_counter()
         process = subprocess.Popen(command.argv, stdout=out, stderr=err, env=environment)
         peak, done = 0, threading.Event()
