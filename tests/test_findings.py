@@ -199,3 +199,9 @@ def test_a_rank_with_nothing_but_warm_up_counts_with_it(tmp_path: Path) -> None:
     said = [one["message"] for one in made["findings"]]
     assert said[0].startswith("Overlap on every rank: ")
     assert "Nothing but warm-up is shown of rank 0: step 0." in said
+
+
+def test_figures_that_read_the_same_are_said_once(tmp_path: Path) -> None:
+    code, said = first(document(ranks(tmp_path, HIDES, HIDES)))
+    assert code == "overlap_on_every_rank"
+    assert "every rank: 30.00 ms of transfer (75 % of a rank's transfer)" in said

@@ -13,7 +13,7 @@ from nsysddp.result import Finding
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsysddp.analyses.steps import Attribution
     from nsysddp.result import Result
@@ -209,11 +209,15 @@ def _between(totals: Sequence[Mapping[str, Any]]) -> str:
         100 * row["hidden_transfer_ns"] / (row["hidden_transfer_ns"] + row["exposed_transfer_ns"])
         for row in totals
     ]
-    low, high, least, most = min(hidden), max(hidden), min(shares), max(shares)
-    if len(totals) == 1:
-        return f"{ms(low):.2f} ms of transfer ({least:.0f} % of its transfer) are hidden"
-    share = f"{least:.0f} to {most:.0f} % of a rank's transfer"
-    return f"{ms(low):.2f} to {ms(high):.2f} ms of transfer ({share}) are hidden"
+    whose = "its" if len(totals) == 1 else "a rank's"
+    length = _range_of(f"{ms(time):.2f}" for time in (min(hidden), max(hidden)))
+    share = _range_of(f"{part:.0f}" for part in (min(shares), max(shares)))
+    return f"{length} ms of transfer ({share} % of {whose} transfer) are hidden"
+
+
+def _range_of(edges: Iterable[str]) -> str:
+    """Two figures, once if they read the same."""
+    return " to ".join(dict.fromkeys(edges))
 
 
 def _single_bucket(result: Result) -> bool:
