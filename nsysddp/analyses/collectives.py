@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from nsysddp.analyses.steps import Attribution, Selection, Windows
     from nsysddp.trace import Trace
 
+_COMPUTE_SHARE, _COMMUNICATION_SHARE = 0.5, 0.25
+"""From these shares of its rank's computing and communication on, a stream is one that computes and communicates."""
+
 UNUSABLE_CLOCKS = "unmatched:the clocks of the reports differ too much"
 
 
@@ -154,6 +157,61 @@ def bandwidth(
     if group_size is None or kind not in _FACTORS:
         return alg, None
     return alg, alg * _FACTORS[kind](group_size)
+
+
+def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:
+    """Which streams do most of their rank's computing and much of its communication, which so cannot overlap?
+
+    Within steps, where there are any: outside, ranks wait for each other in barriers. Graph nodes say nothing about
+    streams, and a rank with whole CUDA graphs has none to show.
+
+    Returns:
+        rank, context, stream, ``communication`` and ``compute`` there, and what the rank does of either (``all``,
+        ``most``), in ns.
+    """
+    has_steps = bool((attribution.step >= 0).any())  # of none is it known without launches
+
+    def of_rank(rank: int) -> pl.DataFrame:
+        """Streams outside graphs that communicated, beside everything the rank ran.
+
+        Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
+        """
+        first, last = trace.rows_of(rank)
+        events = trace.events_of(rank)
+        talks, computes = trace.is_class(rank, ["communication"]), trace.is_class(rank, ["compute", "spin"])
+        if has_steps:
+            within = attribution.step[first:last] >= 0
+            talks, computes = talks & within, computes & within
+        duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
+        stream = events["stream"].to_numpy()
+        talking = np.isin(stream, np.unique(stream[talks])) & (talks | computes)
+        rows = np.flatnonzero(talking & ~events["in_graph"].to_numpy())
+        return (
+            events.select("context", "stream")[rows]
+            .with_columns(
+                communication=pl.Series(np.where(talks[rows], duration[rows], 0)),
+                compute=pl.Series(np.where(computes[rows], duration[rows], 0)),
+            )
+            .group_by("context", "stream")
+            .sum()
+            .with_columns(
+                pl.lit(rank).alias("rank"),
+                pl.lit(int(duration[talks].sum()), pl.Int64).alias("all"),
+                pl.lit(int(duration[computes].sum()), pl.Int64).alias("most"),
+            )
+        )
+
+    per = pl.concat(trace.each_rank(of_rank))
+    traced_whole = pl.Series(
+        [rank for rank in trace.rank_numbers if len(trace.union(rank, ["graph"]))], dtype=pl.Int32
+    )
+    return per.filter(
+        (pl.col("compute") >= _COMPUTE_SHARE * pl.col("most"))
+        & (pl.col("compute") > 0)
+        & (pl.col("communication") >= _COMMUNICATION_SHARE * pl.col("all"))  # a barrier there is no diagnosis
+        & (pl.col("communication") > 0)
+        & ~pl.col("rank").is_in(traced_whole.implode())
+    ).sort("rank", "stream", "context")
 
 
 def collective_table(

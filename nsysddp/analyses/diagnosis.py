@@ -35,7 +35,7 @@ import polars as pl
 from nsysddp.analyses import buckets as bucket_analysis
 from nsysddp.analyses import contention as contention_analysis
 from nsysddp.analyses.causes import BY_CODE, Cause, link_reference_gbps
-from nsysddp.analyses.collectives import bandwidth
+from nsysddp.analyses.collectives import bandwidth, on_compute_streams
 from nsysddp.analyses.critical_path import COMMUNICATION_KINDS, critical_path
 from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
 from nsysddp.analyses.link import Link, fit_link
@@ -70,8 +70,6 @@ SLOW_LINK = 0.5
 STEADY_SPREAD = 1.25
 """Steady steps differ by less than this, longest over shortest."""
 
-_COMPUTE_STREAM_SHARE = 0.5
-_COMMUNICATION_SHARE = 0.25
 _LINK_METRICS = r"(?i)pcie|nvlink|\bnic\b|infiniband"
 _INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
 _HOST = ("host", "host_gap", "sync")
@@ -258,7 +256,9 @@ class _Facts:
             link=fit_link(context.timed),
             slower=slower,
             slower_transfer=slower_transfer,
-            compute_streams=_compute_streams(context),
+            compute_streams=set(
+                on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
+            ),
             compiled=_compiled(context),
             busbw_ratio=None if rate is None or reference is None else rate / reference,
             busbw_gbps=rate,
@@ -368,36 +368,6 @@ def _excess(context: Context) -> pl.DataFrame:
         .sort("longer_ns", "rank", "phase", descending=[True, False, False])
         .with_columns(pl.col("rank").cast(pl.Int64))
     )
-
-
-def _compute_streams(context: Context) -> set[tuple[int, int, int]]:
-    """Queues that do most of their rank's computing and much of its communication (a barrier there is no diagnosis).
-
-    Within steps, where there are any: outside, ranks wait for each other. A rank with whole CUDA graphs has none.
-    """
-    trace, step = context.trace, context.attribution.step
-    within = step >= 0 if (step >= 0).any() else np.ones(step.size, dtype=bool)
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    computing = duration.filter(pl.col("class").is_in(["compute", "spin"])).sum()
-    communicating = duration.filter(pl.col("class") == "communication").sum()
-    per = (
-        trace.events.lazy()
-        .filter(pl.Series(within))
-        .group_by("rank", "context", "stream", "in_graph")
-        .agg(computing=computing, communicating=communicating)
-        .with_columns(
-            computes=pl.col("computing") / pl.col("computing").sum().over("rank"),
-            communicates=pl.col("communicating") / pl.col("communicating").sum().over("rank"),
-        )
-        .filter(
-            ~pl.col("in_graph"),
-            pl.col("computes") >= _COMPUTE_STREAM_SHARE,
-            pl.col("communicates") >= _COMMUNICATION_SHARE,
-        )
-        .select("rank", "context", "stream")
-        .collect()
-    )
-    return {row for row in per.iter_rows() if not len(trace.union(row[0], ["graph"]))}
 
 
 def _compiled(context: Context) -> list[int]:

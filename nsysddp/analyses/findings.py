@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
+from nsysddp.analyses.collectives import on_compute_streams
 from nsysddp.analyses.steps import steady
 from nsysddp.names import ranks_text
 from nsysddp.result import Finding
@@ -275,53 +275,7 @@ def _no_communication(result: Result) -> Iterator[Finding]:
 
 
 def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
-    """Communication on the stream that does most of the computing; graph nodes say nothing about streams.
-
-    Within steps, where there are any: outside, ranks wait for each other in barriers.
-    """
-    has_steps = bool((attribution.step >= 0).any())  # of none is it known without launches
-
-    def of_rank(rank: int) -> pl.DataFrame:
-        """Streams outside graphs that communicated, beside everything the rank ran.
-
-        Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
-        """
-        first, last = trace.rows_of(rank)
-        events = trace.events_of(rank)
-        talks, computes = trace.is_class(rank, ["communication"]), trace.is_class(rank, ["compute", "spin"])
-        if has_steps:
-            within = attribution.step[first:last] >= 0
-            talks, computes = talks & within, computes & within
-        duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
-        stream = events["stream"].to_numpy()
-        talking = np.isin(stream, np.unique(stream[talks])) & (talks | computes)
-        rows = np.flatnonzero(talking & ~events["in_graph"].to_numpy())
-        return (
-            events.select("context", "stream")[rows]
-            .with_columns(
-                communication=pl.Series(np.where(talks[rows], duration[rows], 0)),
-                compute=pl.Series(np.where(computes[rows], duration[rows], 0)),
-            )
-            .group_by("context", "stream")
-            .sum()
-            .with_columns(
-                pl.lit(rank).alias("rank"),
-                pl.lit(int(duration[talks].sum()), pl.Int64).alias("all"),
-                pl.lit(int(duration[computes].sum()), pl.Int64).alias("most"),
-            )
-        )
-
-    per = pl.concat(trace.each_rank(of_rank))
-    traced_whole = pl.Series(
-        [rank for rank in trace.rank_numbers if len(trace.union(rank, ["graph"]))], dtype=pl.Int32
-    )
-    mixed = per.filter(
-        (pl.col("compute") >= _MOSTLY * pl.col("most"))
-        & (pl.col("compute") > 0)
-        & (pl.col("communication") >= 0.25 * pl.col("all"))  # a barrier there is no diagnosis
-        & (pl.col("communication") > 0)
-        & ~pl.col("rank").is_in(traced_whole.implode())
-    ).sort("rank", "stream", "context")
+    mixed = on_compute_streams(trace, attribution)
     for row in mixed.iter_rows(named=True):
         share = row["communication"] / row["all"]
         yield Finding(
