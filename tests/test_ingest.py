@@ -22,7 +22,7 @@ from nsysddp.errors import RankConflict, ReportError
 from nsysddp.ingest.attribute import kind_of, message_bytes
 from nsysddp.ingest.clocks import clocks_of
 from nsysddp.ingest.diagnostics import WITHHELD, public
-from nsysddp.ingest.hashing import hash_ahead, hashing_of
+from nsysddp.ingest.hashing import hash_ahead, hashing_of, sha256_of
 from nsysddp.ingest.identity import host_aliases, rank_in_name
 from nsysddp.ingest.load import load
 from nsysddp.ingest.payload import Schemas
@@ -1231,3 +1231,13 @@ def test_a_hash_begun_ahead_is_the_files_and_is_used_once(tmp_path: Path) -> Non
     path.write_bytes(b"another")
     assert hashing_of(path).result() == hashlib.sha256(b"another").hexdigest()
     assert hashing_of(tmp_path / "missing").result() is None
+
+
+def test_a_hash_begun_ahead_is_not_that_of_a_file_written_since(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"before")
+    hash_ahead([path])
+    path.write_bytes(b"after it")
+    assert sha256_of(path) == hashlib.sha256(b"after it").hexdigest()
+    with pytest.raises(FileNotFoundError):
+        sha256_of(tmp_path / "missing")

@@ -6,7 +6,6 @@ working directory, host and user never.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nsysddp.capture.failures import Failure, torch_missing
+from nsysddp.ingest.hashing import sha256_of
 
 ENVIRONMENT = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -176,17 +176,11 @@ def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                digest = _sha256(file)
-            found[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+            found[path.relative_to(folder).as_posix()] = {
+                "bytes": path.stat().st_size,
+                "sha256": sha256_of(path),
+            }
     return found
-
-
-def _sha256(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -175,17 +174,14 @@ def sha256_of(path: Path) -> str:
     Raises:
         ReportError: it cannot be read, or is a pipe.
     """
+    from nsysddp.ingest import hashing
     from nsysddp.ingest.report import refuse_pipe
 
     refuse_pipe(path)
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        return hashing.sha256_of(path)
     except OSError as error:
         raise ReportError(f"cannot be read: {error.strerror}", file=path) from error
-    return digest.hexdigest()
 
 
 def folder_sources(folder: Path) -> list[Source]:

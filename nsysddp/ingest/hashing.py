@@ -18,11 +18,15 @@ class Hashing:
 
     Args:
         path: a regular file.
+
+    Attributes:
+        error: what kept it from being read to its end.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digest: str | None = None
+        self.error: OSError | None = None
         self._may_run = threading.Event()
         self._may_run.set()
         self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
@@ -36,8 +40,9 @@ class Hashing:
                 while size := handle.readinto(block):
                     digest.update(block[:size])
                     self._may_run.wait()
-        except OSError:
-            return  # said by ``result``, in the caller's thread
+        except OSError as error:
+            self.error = error
+            return
         self._digest = digest.hexdigest()
 
     def pause(self) -> None:
@@ -49,22 +54,43 @@ class Hashing:
         self._may_run.set()
 
     def result(self) -> str | None:
-        """The hash, waited for; None if the file could not be read to its end."""
+        """The hash, waited for; None if the file could not be read to its end (``error`` says why)."""
         self.resume()
         self._thread.join()
         return self._digest
 
 
-_ahead: dict[Path, Hashing] = {}
+_ahead: dict[tuple[Path, int, int, int], Hashing] = {}
+
+
+def _version(path: Path) -> tuple[Path, int, int, int]:
+    """Tells a file from what is written to its place later."""
+    stat = path.stat()
+    return path, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def hash_ahead(paths: Iterable[Path]) -> None:
     """Start on files that will be asked for soon; what is no regular file is somebody else's to refuse."""
     for path in paths:
         if path.is_file():
-            _ahead[path] = Hashing(path)
+            _ahead[_version(path)] = Hashing(path)
 
 
 def hashing_of(path: Path) -> Hashing:
     """The hash of a file, under way since ``hash_ahead`` or from now on."""
-    return _ahead.pop(path, None) or Hashing(path)
+    ahead = _ahead.pop(_version(path), None) if path.is_file() else None
+    return ahead or Hashing(path)
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file.
+
+    Raises:
+        OSError: it could not be read to its end.
+    """
+    hashing = hashing_of(path)
+    digest = hashing.result()
+    if digest is None:
+        assert hashing.error is not None
+        raise hashing.error
+    return digest

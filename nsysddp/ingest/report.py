@@ -124,12 +124,14 @@ class Report(AbstractContextManager["Report"]):
     @contextmanager
     def every_core(self) -> Iterator[None]:
         """Hashing pauses meanwhile: what is read here keeps every core busy, and other parts of the work do not."""
-        hashing = self.start_hashing()
-        hashing.pause()
+        if self._hashing is None:  # nobody has asked for the hash
+            yield
+            return
+        self._hashing.pause()
         try:
             yield
         finally:
-            hashing.resume()
+            self._hashing.resume()
 
     def has(self, table: str, *columns: str) -> bool:
         """Does the table exist with rows, and with these columns?"""
