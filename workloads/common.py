@@ -304,14 +304,21 @@ def train(
         after_step(number)
 
     for _ in steps(recorder, model, after_step=look):
-        with recorder.phase("forward"):
-            loss = loss_of()
-        with recorder.phase("backward"):
-            loss.backward()
-        with recorder.phase("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
-        recorder.loss(loss)
+        recorder.loss(update(recorder, optimizer, loss_of))
+
+
+def update(
+    recorder: Recorder, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """One update of the parameters, phase by phase; returns the loss."""
+    with recorder.phase("forward"):
+        loss = loss_of()
+    with recorder.phase("backward"):
+        loss.backward()
+    with recorder.phase("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
 
 
 def steps(

@@ -45,14 +45,7 @@ def main() -> int:
         for _ in common.steps(recorder, ddp, after_step=lambda _: recorder.ddp_logger(ddp, buckets=True)):
             with recorder.phase("data"):
                 time.sleep(sleep_s)
-            with recorder.phase("forward"):
-                loss = loss_of()
-            with recorder.phase("backward"):
-                loss.backward()
-            with recorder.phase("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.item())
+            losses.append(common.update(recorder, optimizer, loss_of).item())
 
         steps = common.gathered(min(row["time_ns"] for row in _steps(recorder)))
         replicas = common.gathered(common.digest(ddp))
