@@ -180,7 +180,8 @@ class _Lanes:
     @property
     def values(self) -> list[tuple[int, int]]:
         """(process code, device) of each lane."""
-        return [(value >> 32, value & 0xFFFFFFFF) for value in self._codes.values]
+        sign = 1 << 31  # of a device, the lower 32 bits of a value
+        return [(value >> 32, ((value & 0xFFFFFFFF) ^ sign) - sign) for value in self._codes.values]
 
     @property
     def spans(self) -> list[tuple[int, int]]:

@@ -281,7 +281,7 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                     report_name=part.report.name,
                     process=part.first_process + process,
                     pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
-                    device=device if device < 1 << 31 else device - (1 << 32),
+                    device=device,
                     host_key=host,
                     first_ns=first + part.shift,
                     last_ns=last + part.shift,
@@ -558,7 +558,7 @@ class _Run:
         its report is remembered too, which tells launch shapes apart.
         """
         code_of = {
-            (part.first_process + process, device if device < 1 << 31 else device - (1 << 32)): code
+            (part.first_process + process, device): code
             for part in self.parts
             for code, (process, device) in enumerate(part.events.lanes)
         }
@@ -631,6 +631,7 @@ class _Run:
             sought: rows of the events whose launches are needed; None: all of them.
         """
         columns = ordered["correlation"] if sought is None else ordered["correlation"][sought]
+        rank_of = rank if sought is None else rank[sought]
         self.calls = host.Launches.unknown(columns.size)
         self.sought = sought
         for number, part in enumerate(self.parts):
@@ -639,10 +640,8 @@ class _Run:
             lanes = []
             for lane in ranked:
                 if lane.report == number:
-                    first, last = np.searchsorted(
-                        rank if sought is None else rank[sought], [lane.rank or 0, (lane.rank or 0) + 1]
-                    )
-                    lanes.append((lane.process - part.first_process, int(first), columns[first:last]))
+                    first, last = _rows_of(rank_of, lane.rank or 0)
+                    lanes.append((lane.process - part.first_process, first, columns[first:last]))
             table = host.LaunchTable(lanes, self.calls, len(part.processes.values))
             dropped, threadless = host.read_launches(
                 part.report,
