@@ -51,6 +51,17 @@ def half_marked(path: Path, steps: int) -> Path:
 # --- a rank without steps ---------------------------------------------------------------------------------------
 
 
+def test_a_page_calls_no_rank_the_fastest_whose_steps_it_does_not_know(
+    unmarked: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    assert run("report", unmarked, "-o", page).code == 0
+    table = page.read_text().split('id="rank-0"')[1].split("</table>")[0]
+    assert 'id="rank-1"' in table
+    assert "fastest" not in table
+    assert "slowest" not in table
+
+
 def test_a_rank_without_steps_is_shown_without_figures(unmarked: Path) -> None:
     made = document(unmarked)
     assert {row["rank"] for row in made["tables"]["overlap"]} == {0}

@@ -428,8 +428,8 @@ def _timeline_notes(timeline: dict[str, Any]) -> list[str]:
 
 def _rank_table(result: Result, labels: list[str], figures: list[per_rank.Figures]) -> dict[str, Any]:
     facts = {row["rank"]: row for row in result["rank"].to_dicts()}
-    order = sorted(figures, key=lambda one: (one.window_ns, one.rank))
-    tags = {order[-1].rank: "slowest", order[0].rank: "fastest"} if len(order) > 1 else {}
+    order = sorted((one.window_ns, one.rank) for one in figures if one.window_ns is not None)
+    tags = {order[-1][1]: "slowest", order[0][1]: "fastest"} if len(order) > 1 else {}
     rows = []
     for one in figures:
         fact = facts[one.rank]

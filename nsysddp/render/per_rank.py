@@ -50,7 +50,7 @@ class Figures:
     """One rank's row: the rank, and a text for each column."""
 
     rank: int
-    window_ns: float
+    window_ns: float | None
     cells: tuple[str, ...]
 
 
@@ -92,8 +92,8 @@ def figures(result: Result, digits: int = 3) -> tuple[list[str], list[Figures]]:
     for (rank,), part in frame.group_by("rank", maintain_order=True):
         cells = [milliseconds(median(part, name), digits) for name, _ in shown]
         cells += [_ratio(part), *(_count(median(part, name)) for name in ("kernels", "collectives"))]
-        rows.append(Figures(int(str(rank)), median(part, "window_ns") or 0.0, tuple(cells)))
-    rows += [Figures(rank, 0.0, ("?",) * (len(shown) + 3)) for rank in without_window(result)]
+        rows.append(Figures(int(str(rank)), median(part, "window_ns"), tuple(cells)))
+    rows += [Figures(rank, None, ("?",) * (len(shown) + 3)) for rank in without_window(result)]
     return [*(label for _, label in shown), "overlap of comm.", "kernels", "collectives"], rows
 
 

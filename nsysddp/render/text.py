@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsysddp.analyses.steps import steady
-from nsysddp.render.per_rank import median, milliseconds, without_window
+from nsysddp.render.per_rank import median, milliseconds, spread, without_window
 from nsysddp.units import ms
 
 if TYPE_CHECKING:
@@ -149,20 +149,9 @@ def _number(value: float | None) -> str:
 
 def _spread(result: Result) -> Text:
     """Slowest, fastest and spread: one rank never stands for all."""
-    frame = steady(result["overlap"])
-    per = frame.group_by("rank").agg(pl.col("window_ns").median()).sort("window_ns", "rank")
-    if per.height < 2:
-        return Text(
-            "overlap is hidden / all communication of the rank; ? is unknown, n/a not applicable", style="dim"
-        )
-    rows: list[dict[str, Any]] = per.to_dicts()
-    fast, slow = rows[0], rows[-1]
-    return Text(
-        f"slowest rank {slow['rank']} {ms(slow['window_ns']):,.3f} ms, fastest rank {fast['rank']} "
-        f"{ms(fast['window_ns']):,.3f} ms, spread {ms(slow['window_ns'] - fast['window_ns']):,.3f} ms; "
-        "overlap is hidden / all communication of the rank",
-        style="dim",
-    )
+    legend = "overlap is hidden / all communication of the rank"
+    told = spread(result)
+    return Text(f"{told}; {legend}" if told else f"{legend}; ? is unknown, n/a not applicable", style="dim")
 
 
 def print_table(result: Result, name: str, out: Console | None = None) -> None:
