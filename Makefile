@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
-CORE := nsysddp/intervals.py,nsysddp/classify.py,nsysddp/trace.py,nsysddp/ingest/*.py,nsysddp/analyses/*.py
+CORE := nsysddp/model/*.py,nsysddp/ingest/*.py,nsysddp/join/*.py,nsysddp/dependencies/*.py,nsysddp/questions/*.py
 
 .PHONY: demo readme test lint types imports unit coverage mutants format clean
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "load": "nsysddp.ingest.load",
-    "analyze": "nsysddp.analyses",
-    "Trace": "nsysddp.trace",
-    "Result": "nsysddp.result",
-    "NsysddpError": "nsysddp.errors",
+    "load": "nsysddp.join.load",
+    "analyze": "nsysddp.questions",
+    "Trace": "nsysddp.model.trace",
+    "Result": "nsysddp.model.result",
+    "NsysddpError": "nsysddp.model.errors",
 }
 
 __all__ = ["NsysddpError", "Result", "Trace", "__version__", "analyze", "load"]
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import analyze
-    from nsysddp.errors import NsysddpError
-    from nsysddp.ingest.load import load
-    from nsysddp.result import Result
-    from nsysddp.trace import Trace
+    from nsysddp.join.load import load
+    from nsysddp.model.errors import NsysddpError
+    from nsysddp.model.result import Result
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import analyze
 
 
 def __getattr__(name: str) -> Any:

@@ -10,11 +10,11 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def generated() -> dict[str, str]:
     """Section name to its text."""
-    from nsysddp.analyses import ANALYSES
-    from nsysddp.analyses.findings import CODES
     from nsysddp.cli import EXIT_CODES, cli
-    from nsysddp.result import WARNING_CODES
-    from nsysddp.schema import TABLES
+    from nsysddp.model.schema import TABLES
+    from nsysddp.model.warnings import WARNING_CODES
+    from nsysddp.questions import ANALYSES
+    from nsysddp.questions.findings import CODES
 
     context = cli.make_context("nsysddp", ["doctor"], resilient_parsing=True)
     commands = "\n".join(

@@ -17,8 +17,8 @@ from typing import Any
 
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.trace import Trace
+from nsysddp.model import schema
+from nsysddp.model.trace import Trace
 
 MS = 1_000_000
 THREADS = {"main": 100, "autograd": 200, "watchdog": 300}

@@ -18,8 +18,9 @@ import pytest
 from conftest import ROOT, require
 
 import nsysddp.ddp.annotate as inside
-from nsysddp import annotate, markers
-from nsysddp.errors import CaptureError, UsageError
+from nsysddp import annotate
+from nsysddp.model import markers
+from nsysddp.model.errors import CaptureError, UsageError
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NSYS = shutil.which("nsys") or next(

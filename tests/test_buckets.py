@@ -20,13 +20,13 @@ from conftest import FIXTURES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsysddp import schema
-from nsysddp.analyses import analyze, context_of
-from nsysddp.analyses.buckets import buckets
-from nsysddp.analyses.steps import Selection
-from nsysddp.ingest.load import load
-from nsysddp.markers import BucketMark, bucket_mark
-from nsysddp.result import Result
+from nsysddp.join.load import load
+from nsysddp.model import schema
+from nsysddp.model.markers import BucketMark, bucket_mark
+from nsysddp.model.result import Result
+from nsysddp.questions import analyze, context_of
+from nsysddp.questions.buckets import buckets
+from nsysddp.questions.steps import Selection
 
 US = 1_000
 AUTOGRAD = 900

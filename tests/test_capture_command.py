@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from nsysddp.capture import command, presets, provenance
 from nsysddp.capture.command import Settings
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "4", "train.py", "--lr", "0.1"]
 

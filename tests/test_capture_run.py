@@ -25,7 +25,7 @@ from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
 from nsysddp.capture.run import Plan
 from nsysddp.cli.capture import command as capture_command
-from nsysddp.errors import AnalysisError, NsysddpError, UsageError
+from nsysddp.model.errors import AnalysisError, NsysddpError, UsageError
 
 VERSION = "2025.3.1.90-253135822126v0"
 PROFILE_OPTIONS = (
@@ -556,7 +556,7 @@ def test_interrupt_leaves_no_orphan_and_no_files(
         import sys
         from pathlib import Path
         from nsysddp.cli.capture import command
-        from nsysddp.errors import NsysddpError
+        from nsysddp.model.errors import NsysddpError
         try:
             command.main(sys.argv[1:], standalone_mode=False)
         except NsysddpError as error:
@@ -779,7 +779,7 @@ def test_capture_is_kept_whole_where_its_analysis_fails(
     def fails(*_: object) -> None:
         raise AnalysisError("books do not balance")
 
-    monkeypatch.setattr("nsysddp.analyses.analyze", fails)
+    monkeypatch.setattr("nsysddp.questions.analyze", fails)
     made = gpu_plan(plan, fake())
     with pytest.raises(AnalysisError, match="balance"):
         capture(made)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from conftest import require
 
 from nsysddp import samples
-from nsysddp.analyses import analyze
 from nsysddp.cli.capture import _keep
-from nsysddp.ingest.load import load
+from nsysddp.join.load import load
+from nsysddp.questions import analyze
 
 
 def test_a_capture_is_kept_with_its_run(tmp_path: Path) -> None:

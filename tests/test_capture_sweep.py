@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsysddp.analyses import analyze
 from nsysddp.capture import sweep
 from nsysddp.capture.command import Settings
 from nsysddp.capture.run import Captured, Plan
 from nsysddp.capture.sweep import CapSteps
 from nsysddp.cli.sweep import command as sweep_command
-from nsysddp.errors import AnalysisError
-from nsysddp.ingest.load import load
+from nsysddp.join.load import load
+from nsysddp.model.errors import AnalysisError
+from nsysddp.questions import analyze
 
 MS = 1_000_000
 

@@ -103,7 +103,7 @@ NCCL = {
 @pytest.mark.parametrize("name", NCCL)
 @pytest.mark.parametrize("form", ["{}", "{}(ncclDevKernelArgsStorage<4096ul>)", "void {}<int, 4>(ncclWork)"])
 def test_1_every_spelling_of_nccl(name: str, form: str) -> None:
-    from nsysddp.classify import load_rules
+    from nsysddp.model.classify import load_rules
 
     verdict = load_rules().kernel(form.format(name))
     assert (verdict.class_, verdict.kind) == ("communication", NCCL[name])
@@ -217,7 +217,7 @@ def test_4_and_5_computation_by_any_name(name: str, tmp_path: Path) -> None:
     "name", ["after_ncclDevKernel_AllReduce_Sum_f32", "my_spin_kernel_x", "check_nvshmem_result", "xKernel2y"]
 )
 def test_4_a_name_that_only_holds_a_rule_is_not_meant(name: str) -> None:
-    from nsysddp.classify import load_rules
+    from nsysddp.model.classify import load_rules
 
     assert load_rules().kernel(name).class_ == "compute"
 
@@ -1618,7 +1618,7 @@ def test_48_any_text_is_shown_as_it_is_and_does_nothing(name: str, tmp_path: Pat
         process.draw("c", 17, (20, 60))
     path = export.write(tmp_path / "a.sqlite")
     made = document(path)
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     shown = {row["name"] for row in made["tables"]["kernel_class"] if row["class"] != "communication"}
     assert shown == {visible(name)}

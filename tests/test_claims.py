@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from test_compare import steady_run
 
 from nsysddp import cli, samples
-from nsysddp.analyses.compare import compare
-from nsysddp.errors import UsageError
 from nsysddp.evidence.claims import (
     COMPARATORS,
     STATISTICS,
@@ -28,6 +26,8 @@ from nsysddp.evidence.claims import (
     read_claims,
 )
 from nsysddp.evidence.sources import Loaded, Reading, load_one, ranks_of_one_run
+from nsysddp.model.errors import UsageError
+from nsysddp.questions.compare import compare
 from nsysddp.render import claims as render
 
 # --- the language -------------------------------------------------------------------------------------------

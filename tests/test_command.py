@@ -27,9 +27,11 @@ from command import document, run, tables
 from conftest import ROOT, require
 
 import nsysddp
-from nsysddp import schema
 from nsysddp.cli import EXIT_CODES, exit_code
-from nsysddp.errors import (
+from nsysddp.ingest import sql
+from nsysddp.ingest.report import open_report
+from nsysddp.model import schema
+from nsysddp.model.errors import (
     AnalysisError,
     MissingTable,
     NoGpuEvents,
@@ -39,8 +41,6 @@ from nsysddp.errors import (
     RankConflict,
     UsageError,
 )
-from nsysddp.ingest import sql
-from nsysddp.ingest.report import open_report
 from nsysddp.render.document import json_schema
 
 Unpack = Callable[[str], Path]
@@ -678,8 +678,8 @@ def test_a_report_may_be_named_like_another_format(path: Path) -> None:
 
 
 def test_two_analyses_at_once(path: Path) -> None:
-    from nsysddp.analyses import analyze
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
+    from nsysddp.questions import analyze
 
     found: list[Any] = []
     threads = [
@@ -753,7 +753,7 @@ HEAVY = (
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         " try: main(['--help'])\n"
         " except SystemExit: pass",
-        "import nsysddp.markers",
+        "import nsysddp.model.markers",
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
@@ -768,8 +768,8 @@ NOT_FOR_A_SMALL_ANALYSIS = (
     "adbc_driver_manager.dbapi",
     "jinja2",
     "matplotlib",
-    "nsysddp.analyses.critical_path",
-    "nsysddp.analyses.diagnosis",
+    "nsysddp.questions.critical_path",
+    "nsysddp.questions.diagnosis",
     "nsysddp.capture",
     "nsysddp.evidence",
     "nsysddp.store",
@@ -798,7 +798,7 @@ def test_a_small_analysis_imports_no_more_than_it_needs(
     )
     argv = [sys.executable, "-c", code, "analyze", str(path), *options]
     loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stderr.split())
-    assert {"nsysddp.analyses.overlap", "sqlalchemy", "adbc_driver_sqlite"} <= loaded
+    assert {"nsysddp.questions.overlap", "sqlalchemy", "adbc_driver_sqlite"} <= loaded
     assert not loaded & {*NOT_FOR_A_SMALL_ANALYSIS, *further}
 
 

@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsysddp import cli, samples
-from nsysddp.analyses.compare import (
+from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
+from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.schema import OVERLAP, RANK
+from nsysddp.questions.compare import (
     PATH_PARTS,
     RANK_METRICS,
     WINDOW_PARTS,
@@ -28,10 +31,7 @@ from nsysddp.analyses.compare import (
     run_of,
     unlike,
 )
-from nsysddp.errors import AnalysisError, UsageError
-from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
 from nsysddp.render.compare import as_dict, draw_comparison, markdown, sentence
-from nsysddp.schema import OVERLAP, RANK
 
 PARTS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memory_ns", "graph_ns", "idle_ns")
 

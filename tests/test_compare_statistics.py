@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsysddp.analyses.statistics import (
+from nsysddp.model.errors import AnalysisError
+from nsysddp.questions.statistics import (
     MIN_RUNS,
     Difference,
     Floats,
@@ -15,7 +16,6 @@ from nsysddp.analyses.statistics import (
     runs_needed,
     student_quantile,
 )
-from nsysddp.errors import AnalysisError
 
 TRIALS = 200
 

@@ -16,13 +16,13 @@ from builder import Export
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsysddp import schema
-from nsysddp.analyses import context_of
-from nsysddp.analyses.contention import REASONS, _Samples, contention
-from nsysddp.analyses.steps import Selection
-from nsysddp.errors import AnalysisError
-from nsysddp.ingest.load import load
-from nsysddp.result import Result
+from nsysddp.join.load import load
+from nsysddp.model import schema
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.result import Result
+from nsysddp.questions import context_of
+from nsysddp.questions.contention import REASONS, _Samples, contention
+from nsysddp.questions.steps import Selection
 
 
 def answer(path: Path, selection: Selection | None = None) -> Result:

@@ -18,12 +18,12 @@ from builder import Export
 from command import run
 from conftest import FIXTURES
 
-from nsysddp.analyses import ANALYSES, analyze, context_of
-from nsysddp.analyses.steps import Selection
-from nsysddp.classify import load_rules
-from nsysddp.errors import AnalysisError, NsysddpError
-from nsysddp.ingest.load import load
-from nsysddp.names import visible
+from nsysddp.join.load import load
+from nsysddp.model.classify import load_rules
+from nsysddp.model.errors import AnalysisError, NsysddpError
+from nsysddp.model.names import visible
+from nsysddp.questions import ANALYSES, analyze, context_of
+from nsysddp.questions.steps import Selection
 
 CASES, CHUNK, LIMIT_S = 1000, 50, 20
 

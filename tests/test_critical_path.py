@@ -11,19 +11,19 @@ import polars as pl
 import pytest
 from scene import MS, Scene, shown
 
-from nsysddp.analyses import analyze
-from nsysddp.analyses.critical_path import (
+from nsysddp.cli.critical_path import TABLES as CLI_TABLES
+from nsysddp.dependencies.graph import ALL_RULES, Graph, Rule, build, check
+from nsysddp.dependencies.host import Blocking, blocking_kind
+from nsysddp.model.errors import UsageError
+from nsysddp.model.trace import Trace
+from nsysddp.questions import analyze
+from nsysddp.questions.critical_path import (
     KINDS,
     TABLES,
     communication_beside,
     critical_path,
     rank_paths,
 )
-from nsysddp.analyses.graph import ALL_RULES, Graph, Rule, build, check
-from nsysddp.analyses.host import Blocking, blocking_kind
-from nsysddp.cli.critical_path import TABLES as CLI_TABLES
-from nsysddp.errors import UsageError
-from nsysddp.trace import Trace
 
 Path = list[tuple[str, int | None, str | None, float, float]]
 

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scene import THREADS, Scene
 
-from nsysddp.analyses.critical_path import critical_path, rank_paths
-from nsysddp.analyses.graph import ALL_RULES, Rule, build, check
-from nsysddp.analyses.steps import attribute
-from nsysddp.trace import Trace
+from nsysddp.dependencies.graph import ALL_RULES, Rule, build, check
+from nsysddp.model.trace import Trace
+from nsysddp.questions.critical_path import critical_path, rank_paths
+from nsysddp.questions.steps import attribute
 
 LONGER = 7
 COLLECTIVE_STREAM = 30

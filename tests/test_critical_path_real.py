@@ -10,14 +10,14 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from nsysddp.analyses import analyze
-from nsysddp.analyses.collectives import splits, timed
-from nsysddp.analyses.critical_path import communication_beside, critical_path, rank_paths
-from nsysddp.analyses.graph import build, check
 from nsysddp.cli import cli
-from nsysddp.ingest.load import load
-from nsysddp.result import Result
-from nsysddp.units import NS_PER_MS, NS_PER_US
+from nsysddp.dependencies.graph import build, check
+from nsysddp.join.load import load
+from nsysddp.model.result import Result
+from nsysddp.model.units import NS_PER_MS, NS_PER_US
+from nsysddp.questions import analyze
+from nsysddp.questions.collectives import splits, timed
+from nsysddp.questions.critical_path import communication_beside, critical_path, rank_paths
 
 Unpacked = Callable[[str], Path]
 

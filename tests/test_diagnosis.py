@@ -18,15 +18,15 @@ from scene import MS, Scene
 from test_critical_path_random import Op, programs, simulate, trace_of
 
 from nsysddp import samples
-from nsysddp.analyses import context_of
-from nsysddp.analyses.causes import BY_CODE, CAUSES, link_reference_gbps
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.diagnosis import COMPUTATION, TABLES, UNRESOLVED, diagnose
-from nsysddp.analyses.link import fit_link
 from nsysddp.cli import cli
-from nsysddp.ingest.load import load
-from nsysddp.result import Result
-from nsysddp.trace import Trace
+from nsysddp.join.load import load
+from nsysddp.model.result import Result
+from nsysddp.model.trace import Trace
+from nsysddp.questions import context_of
+from nsysddp.questions.causes import BY_CODE, CAUSES, link_reference_gbps
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.diagnosis import COMPUTATION, TABLES, UNRESOLVED, diagnose
+from nsysddp.questions.link import fit_link
 
 Unpacked = Callable[[str], Path]
 

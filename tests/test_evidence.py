@@ -19,10 +19,10 @@ from builder import Export
 from test_compare import write_capture
 
 from nsysddp import cli, samples
-from nsysddp.errors import EvidenceError
 from nsysddp.evidence import archive, bundle
 from nsysddp.evidence.sources import Reading, Source, load_one
 from nsysddp.evidence.verify import verify
+from nsysddp.model.errors import EvidenceError
 
 TWELVE, ONE = samples.path(samples.TWELVE_BUCKETS), samples.path(samples.ONE_BUCKET)
 CLAIMS = """\

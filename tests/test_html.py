@@ -21,17 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from nsysddp.analyses import Context, analyze, context_of
-from nsysddp.analyses.buckets import buckets
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.diagnosis import diagnose
 from nsysddp.cli import main
-from nsysddp.ingest.load import load
-from nsysddp.intervals import Intervals
+from nsysddp.join.load import load
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.result import Result
+from nsysddp.questions import Context, analyze, context_of
+from nsysddp.questions.buckets import buckets
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.diagnosis import diagnose
 from nsysddp.render import html, per_rank
 from nsysddp.render.html import html_report
 from nsysddp.render.packed import brief, outline, resolution, timeline_of, varints
-from nsysddp.result import Result
 
 NASTY = (
     "</script><img src=x onerror=alert(1)>",
@@ -432,8 +432,8 @@ def test_values_of_a_comparison_are_shown_in_the_unit_that_is_told() -> None:
 
 def test_the_page_is_the_same_in_every_process(run: Path, page: str) -> None:
     program = (
-        "import sys, pathlib; from nsysddp.ingest.load import load; from nsysddp.analyses import analyze, context_of\n"
-        "from nsysddp.analyses.critical_path import critical_path; from nsysddp.render.html import html_report\n"
+        "import sys, pathlib; from nsysddp.join.load import load; from nsysddp.questions import analyze, context_of\n"
+        "from nsysddp.questions.critical_path import critical_path; from nsysddp.render.html import html_report\n"
         "trace = load([pathlib.Path(sys.argv[1])], launches=True, host_calls=True)\n"
         "page = html_report(analyze(trace), context=context_of(trace), critical_path=critical_path(trace))\n"
         "sys.stdout.buffer.write(page.encode())"

@@ -16,11 +16,11 @@ import pytest
 from builder import Export
 from conftest import ROOT, require
 
-from nsysddp.analyses import analyze, context_of
-from nsysddp.analyses.buckets import buckets
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.diagnosis import diagnose
-from nsysddp.ingest.load import load
+from nsysddp.join.load import load
+from nsysddp.questions import analyze, context_of
+from nsysddp.questions.buckets import buckets
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.diagnosis import diagnose
 from nsysddp.render.html import html_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

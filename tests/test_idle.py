@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scene import MS, Scene
 from test_critical_path_random import LONGER, Op, programs, simulate, trace_of
 
-from nsysddp import schema
-from nsysddp.analyses import analyze, context_of
-from nsysddp.analyses.idle import idle
-from nsysddp.analyses.steps import Selection
-from nsysddp.ingest.load import load
-from nsysddp.result import Result
-from nsysddp.trace import Trace
+from nsysddp.join.load import load
+from nsysddp.model import schema
+from nsysddp.model.result import Result
+from nsysddp.model.trace import Trace
+from nsysddp.questions import analyze, context_of
+from nsysddp.questions.idle import idle
+from nsysddp.questions.steps import Selection
 
 Piece = tuple[str, str, str | None, float, float]
 CAPTURE = Selection(per="capture")

@@ -16,17 +16,17 @@ import pytest
 from builder import NCCL_PAYLOADS, Export, Process, nccl_blob
 from command import codes, document, run, tables
 
-from nsysddp.analyses import analyze
-from nsysddp.analyses.steps import Selection
-from nsysddp.errors import RankConflict, ReportError
 from nsysddp.ingest.attribute import kind_of, message_bytes
-from nsysddp.ingest.clocks import clocks_of
 from nsysddp.ingest.diagnostics import WITHHELD, public
 from nsysddp.ingest.hashing import hash_ahead, hashing_of, sha256_of
-from nsysddp.ingest.identity import host_aliases, rank_in_name
-from nsysddp.ingest.load import load
 from nsysddp.ingest.payload import Schemas
-from nsysddp.markers import RankMark, rank_mark
+from nsysddp.join.clocks import clocks_of
+from nsysddp.join.identity import host_aliases, rank_in_name
+from nsysddp.join.load import load
+from nsysddp.model.errors import RankConflict, ReportError
+from nsysddp.model.markers import RankMark, rank_mark
+from nsysddp.questions import analyze
+from nsysddp.questions.steps import Selection
 
 MS = 1_000_000
 UTC = 1_795_972_367_000_000_000
@@ -1148,7 +1148,7 @@ def test_a_correlation_id_may_be_huge_and_repeated(tmp_path: Path) -> None:
 
 
 def test_no_report_at_all() -> None:
-    from nsysddp.errors import UsageError
+    from nsysddp.model.errors import UsageError
 
     with pytest.raises(UsageError):
         load()
@@ -1157,7 +1157,7 @@ def test_no_report_at_all() -> None:
 
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
-    from nsysddp.errors import AnalysisError
+    from nsysddp.model.errors import AnalysisError
 
     trace = load(report(tmp_path))
     with pytest.raises(AnalysisError, match="no rank 9"):

@@ -24,12 +24,12 @@ from conftest import require
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsysddp.analyses import Context, context_of
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.steps import Selection
 from nsysddp.cli import main
-from nsysddp.ingest.load import load
-from nsysddp.names import visible
+from nsysddp.join.load import load
+from nsysddp.model.names import visible
+from nsysddp.questions import Context, context_of
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.steps import Selection
 from nsysddp.render.perfetto import Slice, lanes, write_perfetto
 
 NASTY = "</script><img onerror=x> kernel<float, 4>"

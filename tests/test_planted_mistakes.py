@@ -25,12 +25,12 @@ def test_they_are_spread_over_the_core() -> None:
     assert files >= {
         "intervals.py",
         "classify.py",
-        "analyses/overlap.py",
-        "analyses/collectives.py",
-        "analyses/steps.py",
-        "ingest/match.py",
-        "ingest/clocks.py",
-        "ingest/identity.py",
+        "questions/overlap.py",
+        "questions/collectives.py",
+        "questions/steps.py",
+        "join/match.py",
+        "join/clocks.py",
+        "join/identity.py",
     }
 
 

@@ -17,11 +17,11 @@ from drawing import Ids, Plan, draw, write_split
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from nsysddp.analyses import analyze
-from nsysddp.analyses.overlap import medians
-from nsysddp.analyses.steps import Selection
-from nsysddp.ingest.load import load
-from nsysddp.intervals import Intervals, grouped_union
+from nsysddp.join.load import load
+from nsysddp.model.intervals import Intervals, grouped_union
+from nsysddp.questions import analyze
+from nsysddp.questions.overlap import medians
+from nsysddp.questions.steps import Selection
 
 SPANS = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=12)
 

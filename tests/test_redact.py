@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from nsysddp.analyses import analyze
 from nsysddp.cli.redact import command
-from nsysddp.errors import EvidenceError, NoGpuEvents, NotAReport, ReportError, UsageError
 from nsysddp.evidence.redact import Names, Policy, allow_list, redact, scrub_paths
-from nsysddp.ingest.load import load
-from nsysddp.markers import DEFAULT_PHASE_PATTERNS, BucketMark, RankMark, bucket_mark, rank_mark
+from nsysddp.join.load import load
+from nsysddp.model.errors import EvidenceError, NoGpuEvents, NotAReport, ReportError, UsageError
+from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, BucketMark, RankMark, bucket_mark, rank_mark
+from nsysddp.questions import analyze
 
 SECRET = "Xq9SENTINELv7Z"
 

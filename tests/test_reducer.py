@@ -26,7 +26,7 @@ from nsysddp.ddp.reducer import (
     rebuilt_layout,
     schedule,
 )
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 MIB = 1 << 20
 FLOATS = ["float32", "float16", "bfloat16", "float64"]

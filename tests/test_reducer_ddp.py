@@ -31,7 +31,7 @@ from nsysddp.ddp.reducer import (
     rebuilt_layout,
     schedule,
 )
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20

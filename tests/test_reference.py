@@ -107,7 +107,7 @@ def test_payloads_tell_sizes_and_communicators(unpacked: Unpack) -> None:
 
 def test_launches_join_by_process(unpacked: Unpack) -> None:
     """A join without the process gives 6,338 pairs instead of 3,576: kernels would be put in wrong steps."""
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
 
     trace = load(unpacked("h200/blobs_ddp"))
     kernel = trace.is_kernel[trace.events["name"].to_numpy()]
@@ -213,7 +213,7 @@ def test_no_communication_is_not_applicable(unpacked: Unpack) -> None:
 
 
 def test_kernels_without_a_launch_row_still_count(unpacked: Unpack) -> None:
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
 
     trace = load(unpacked("public/r2026.2.1_s3.25.0__2gpu_no_nccl"))
     kernel = trace.is_kernel[trace.events["name"].to_numpy()]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from test_store_database import document
 
 from nsysddp.cli.runs import command
-from nsysddp.errors import EvidenceError, UsageError
+from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.store.database import load_document, runs, save, tag
 
 

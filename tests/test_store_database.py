@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, func, inspect, select, text, update
 
-from nsysddp.errors import EvidenceError, UsageError
+from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.store import database
 from nsysddp.store.database import delete, load_document, load_run, metric_values, runs, save, tag
 from nsysddp.store.models import Base, Overlap, Rank, Run
@@ -698,7 +698,7 @@ def test_an_input_is_not_changed_by_saving_it() -> None:
 
 @pytest.mark.parametrize(("model", "name"), [(Rank, "rank"), (Overlap, "overlap")])
 def test_columns_are_those_of_the_contract(model: type[Base], name: str) -> None:
-    from nsysddp.schema import TABLES
+    from nsysddp.model.schema import TABLES
 
     kinds = {"Int64": int, "Float64": float, "String": str, "Boolean": bool}
     kept = [column for column in model.__table__.columns if column.name not in {"run_id", "position"}]

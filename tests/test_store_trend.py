@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_store_database import document, overlap_row
 
-from nsysddp.errors import EvidenceError, UsageError
+from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.render import trend as picture
 from nsysddp.render.trend import ChangePoint, Trend, TrendPoint, draw_trend
 from nsysddp.store import trend as statistics

@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scene import MS, Scene
 
-from nsysddp import schema
-from nsysddp.analyses import Context, Selection, context_of
 from nsysddp.cli.timeline import command
-from nsysddp.errors import UsageError
-from nsysddp.ingest.load import load
-from nsysddp.intervals import Intervals
+from nsysddp.join.load import load
+from nsysddp.model import schema
+from nsysddp.model.errors import UsageError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.trace import Trace
+from nsysddp.questions import Context, Selection, context_of
 from nsysddp.render import lanes
 from nsysddp.render.detail import (
     CHARACTER_IN,
@@ -41,7 +42,6 @@ from nsysddp.render.detail import (
 from nsysddp.render.lanes import Lane, scene_of
 from nsysddp.render.theme import LOOKS, PHASES, phase_look, short
 from nsysddp.render.timeline import PLOT_IN, draw_timeline, save
-from nsysddp.trace import Trace
 
 # --- drawings --------------------------------------------------------------------------------------------------
 

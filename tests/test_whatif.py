@@ -19,17 +19,18 @@ from scene import MS, Scene, ns
 from test_critical_path_random import Op, programs, simulate, trace_of
 
 from nsysddp import samples
-from nsysddp.analyses import context_of, replay
-from nsysddp.analyses.buckets import buckets
-from nsysddp.analyses.graph import build
-from nsysddp.analyses.rebucket import captured_layout, layout_for, recorded_buckets
-from nsysddp.analyses.whatif import TABLES, WHATIF, Ask, indistinguishable, whatif
 from nsysddp.cli import cli
-from nsysddp.errors import AnalysisError, UsageError
-from nsysddp.ingest.load import load
-from nsysddp.markers import BucketMark, bucket_mark
-from nsysddp.result import Result
-from nsysddp.trace import Trace
+from nsysddp.dependencies import replay
+from nsysddp.dependencies.graph import build
+from nsysddp.join.load import load
+from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.markers import BucketMark, bucket_mark
+from nsysddp.model.result import Result
+from nsysddp.model.trace import Trace
+from nsysddp.questions import context_of
+from nsysddp.questions.buckets import buckets
+from nsysddp.questions.rebucket import captured_layout, layout_for, recorded_buckets
+from nsysddp.questions.whatif import TABLES, WHATIF, Ask, indistinguishable, whatif
 
 Unpacked = Callable[[str], Path]
 MIB = 1 << 20

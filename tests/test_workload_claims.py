@@ -15,14 +15,14 @@ import polars as pl
 import pytest
 from conftest import FIXTURES
 
-from nsysddp.analyses import analyze, context_of
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.diagnosis import diagnose
-from nsysddp.analyses.idle import idle
-from nsysddp.analyses.whatif import whatif
-from nsysddp.ingest.load import load
-from nsysddp.result import Result
-from nsysddp.trace import Trace
+from nsysddp.join.load import load
+from nsysddp.model.result import Result
+from nsysddp.model.trace import Trace
+from nsysddp.questions import analyze, context_of
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.diagnosis import diagnose
+from nsysddp.questions.idle import idle
+from nsysddp.questions.whatif import whatif
 
 CAPTURES = FIXTURES / "h200"
 RANKS = (0, 1)

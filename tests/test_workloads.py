@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT, require
 
 from nsysddp.capture import records
-from nsysddp.errors import CaptureError
+from nsysddp.model.errors import CaptureError
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 WORKLOADS = ROOT / "workloads"

@@ -162,8 +162,8 @@ def runs() -> dict[str, Any]:
 
 def overlap(capture: str) -> pl.DataFrame:
     """The overlap table of a capture."""
-    from nsysddp.analyses import analyze
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
+    from nsysddp.questions import analyze
 
     return analyze(load([CAPTURES / f"{capture}.sqlite.gz"]))["overlap"]
 

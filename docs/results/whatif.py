@@ -54,9 +54,9 @@ def mean(repeats: list[list[float]]) -> float:
 def predict(link: str, measured: dict[str, list[list[float]]]) -> dict[str, Any]:
     """Predictions of one link from its one capture."""
     from nsysddp import samples
-    from nsysddp.analyses import context_of
-    from nsysddp.analyses.whatif import Ask, whatif
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
+    from nsysddp.questions import context_of
+    from nsysddp.questions.whatif import Ask, whatif
 
     sizes = json.loads(samples.path(samples.GPT_PARAMETERS).read_text())
     trace = load(CAPTURES[link], host_calls=True, shapes=True)

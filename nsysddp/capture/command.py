@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsysddp.capture.presets import Preset, workload_path
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 Backend = Literal["nccl", "gloo"]
 

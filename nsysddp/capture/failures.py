@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from nsysddp.errors import CaptureError
+from nsysddp.model.errors import CaptureError
 
 KINDS = {
     "nsys_missing": "there is no usable nsys",

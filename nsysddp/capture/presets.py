@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsysddp.errors import CaptureError, UsageError
+from nsysddp.model.errors import CaptureError, UsageError
 
 
 @dataclass(frozen=True)

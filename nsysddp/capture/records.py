@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from nsysddp.errors import CaptureError
+from nsysddp.model.errors import CaptureError
 
 SCHEMA: dict[str, pl.DataType] = {
     "config": pl.String(),

@@ -33,10 +33,10 @@ from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
 from nsysddp.capture.presets import Preset, find_preset
 from nsysddp.capture.tool import NEWEST_TESTED, Nsys, find_nsys, inspect_nsys
-from nsysddp.errors import NoGpuEvents, ReportError, UsageError
+from nsysddp.model.errors import NoGpuEvents, ReportError, UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 ADDED_ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
 """What every launch gets: stacks upon SIGABRT (the time limit), and a log in order."""
@@ -549,8 +549,8 @@ def _verdict(
             do="see above what it says, and capture fewer steps",
             details=contents.errors,
         )
-    from nsysddp.analyses import analyze
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
+    from nsysddp.questions import analyze
 
     try:
         result = analyze(load(exports))

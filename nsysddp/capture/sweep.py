@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nsysddp.analyses.statistics import CONFIDENCE as LEVEL
-from nsysddp.analyses.statistics import MIN_RUNS as MIN_ROUNDS
-from nsysddp.analyses.statistics import student_quantile
 from nsysddp.capture.command import Settings
 from nsysddp.capture.presets import find_preset
 from nsysddp.capture.run import Captured, Plan, plan_preset
 from nsysddp.capture.tool import Nsys
-from nsysddp.errors import AnalysisError
 from nsysddp.ingest.measured import Steps, job_steps
+from nsysddp.model.errors import AnalysisError
+from nsysddp.questions.statistics import CONFIDENCE as LEVEL
+from nsysddp.questions.statistics import MIN_RUNS as MIN_ROUNDS
+from nsysddp.questions.statistics import student_quantile
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from importlib import import_module
 import click
 
 import nsysddp
-from nsysddp.errors import NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
+from nsysddp.model.errors import NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
 
 EXIT_CODES = {
     0: "ok",
@@ -149,6 +149,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _say(line: str) -> None:
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     click.echo(f"nsysddp: error: {visible(line)}", err=True)

@@ -10,10 +10,10 @@ import click
 
 from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 
 def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -51,9 +51,9 @@ def command(
 
     REPORT is an nsys SQLite export (also .gz or .zst) or an .nsys-rep; several are ranks or nodes of one run.
     """
-    from nsysddp.analyses import analyze
+    from nsysddp.model.schema import TABLES
+    from nsysddp.questions import analyze
     from nsysddp.render import document
-    from nsysddp.schema import TABLES
 
     if table is not None and table not in TABLES:
         raise UsageError(f"there is no table {table!r}", do=f"choose one of {', '.join(TABLES)}")

@@ -11,7 +11,7 @@ import click
 
 from nsysddp.cli.compare import WithMany, spread
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.claims import Claim, Claims
@@ -94,10 +94,10 @@ def command(
     nsysddp check report.sqlite --claim "exposed_communication_ns p95 <= 2ms"
     nsysddp check out/new-* --base out/old-* --claim "step improves by >= 3% with 95% confidence"
     """  # noqa: D301 (click's own mark)
-    from nsysddp.analyses.compare import compare
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.claims import check
     from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
+    from nsysddp.questions.compare import compare
     from nsysddp.render import claims as render
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.text import console

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsysddp.analyses.compare import Run
     from nsysddp.evidence.sources import Reading
+    from nsysddp.questions.compare import Run
 
 
 class WithMany(click.Command):
@@ -96,9 +96,9 @@ def command(
     nsysddp compare out/before-* --with out/after-*
     nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
     """  # noqa: D301 (click's own mark)
-    from nsysddp.analyses.compare import compare
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.sources import repeats
+    from nsysddp.questions.compare import compare
     from nsysddp.render.compare import as_dict, draw_comparison, markdown, print_comparison
     from nsysddp.render.files import check_file
     from nsysddp.render.text import console
@@ -164,8 +164,8 @@ def runs_of(
 
 
 def _stored_run(run_id: int, db: str | None) -> Run:
-    from nsysddp.analyses.compare import facts_of, run_of
-    from nsysddp.schema import TABLES
+    from nsysddp.model.schema import TABLES
+    from nsysddp.questions.compare import facts_of, run_of
     from nsysddp.store.database import load_document, load_run
 
     document: dict[str, Any] = load_document(run_id, url=db)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from nsysddp.cli.question import question_command
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import Context
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
+    from nsysddp.questions import Context
 
 
 def _run(context: Context) -> Result:
-    from nsysddp.analyses.contention import contention
+    from nsysddp.questions.contention import contention
 
     return contention(context)
 

@@ -10,10 +10,10 @@ import click
 
 from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 TABLES = tuple(
     f"critical_path{part}" for part in ("", "_step", "_kind", "_cause", "_communication", "_evidence")
@@ -43,9 +43,9 @@ def command(
     """
     from dataclasses import replace
 
-    from nsysddp.analyses import context_of
-    from nsysddp.analyses.critical_path import communication_beside, critical_path, rank_paths
-    from nsysddp.analyses.overlap import overlap_table
+    from nsysddp.questions import context_of
+    from nsysddp.questions.critical_path import communication_beside, critical_path, rank_paths
+    from nsysddp.questions.overlap import overlap_table
     from nsysddp.render import document
 
     if request.from_ms is not None or request.to_ms is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 
 @click.command("demo", short_help="Two bundled captures side by side.")
@@ -21,8 +21,8 @@ from nsysddp.errors import UsageError
 def command(out: Path) -> None:
     """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one."""
     from nsysddp import samples
-    from nsysddp.analyses import answer, context_of
-    from nsysddp.ingest.load import load
+    from nsysddp.join.load import load
+    from nsysddp.questions import answer, context_of
     from nsysddp.render import document
     from nsysddp.render.text import console, print_side_by_side
     from nsysddp.render.timeline import draw_timeline, save

@@ -7,7 +7,7 @@ import sys
 import click
 
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 
 @click.command("diagnose")
@@ -26,8 +26,8 @@ def command(request: Request, form: str) -> None:
     Each cause comes with the milliseconds per step that it costs at most (together never more than the step), how sure
     that is, one change to try, and what would refute it. Costs are of the steady steps' critical path.
     """
-    from nsysddp.analyses import context_of
-    from nsysddp.analyses.diagnosis import diagnose
+    from nsysddp.questions import context_of
+    from nsysddp.questions.diagnosis import diagnose
     from nsysddp.render import diagnosis, document
 
     if request.from_ms is not None or request.to_ms is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 format_option: Callable[[Any], Any] = click.option(
     "--format",

@@ -102,7 +102,7 @@ def _public_command(
     request: Request, base: tuple[Path, ...], file: Path | None, *, allow_unlike: bool, with_export: bool
 ) -> tuple[str, ...]:
     """The command line by base names; what changes a number is in the manifest's request."""
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     words = ["nsysddp", "evidence", *(path.resolve().name for path in request.reports)]
     if base:

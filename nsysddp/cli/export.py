@@ -26,8 +26,8 @@ def command(request: Request, out: Path, force: bool) -> None:
     Each rank has its steps, transfer and wait, streams and threads; flows lead from a launch to its kernel and join
     the kernels of a collective over the ranks. With --from or --to there is no critical path.
     """
-    from nsysddp.analyses import context_of
-    from nsysddp.analyses.critical_path import critical_path
+    from nsysddp.questions import context_of
+    from nsysddp.questions.critical_path import critical_path
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.perfetto import check_perfetto, write_perfetto
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.errors import UsageError
 from nsysddp.ingest.hashing import hash_ahead
-from nsysddp.markers import DEFAULT_STEP_PATTERN
-from nsysddp.units import ns_from_ms, ns_from_us
+from nsysddp.model.errors import UsageError
+from nsysddp.model.markers import DEFAULT_STEP_PATTERN
+from nsysddp.model.units import ns_from_ms, ns_from_us
 
 if TYPE_CHECKING:
-    from nsysddp.analyses.steps import Selection
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.steps import Selection
 
 _LONGEST_MS = 1e12
 """Thirty years."""
@@ -56,7 +56,7 @@ class Request:
         metrics: bool = False,
     ) -> Trace:
         """Read the reports, with progress on a terminal; what to read as in ``ingest.load.load``."""
-        from nsysddp.ingest.load import load
+        from nsysddp.join.load import load
 
         if not self.clock_tolerance_us < _LONGEST_MS:
             raise UsageError(
@@ -78,7 +78,7 @@ class Request:
 
     def selection(self) -> Selection:
         """The part of the run that is asked for."""
-        from nsysddp.analyses.steps import Selection
+        from nsysddp.questions.steps import Selection
 
         first, last = _step_range(self.steps)
         for name, value in (("--from", self.from_ms), ("--to", self.to_ms)):

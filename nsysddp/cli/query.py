@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.errors import QueryError, UsageError
+from nsysddp.model.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -81,7 +81,7 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
 
     from nsysddp.ingest import sql
     from nsysddp.ingest.report import open_report
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     with open_report(path) as report:
         if name.endswith(".sql"):
@@ -108,7 +108,7 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
 
 
 def _shown(value: Any) -> Any:
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     if isinstance(value, bytes):
         return value.hex()

@@ -11,8 +11,8 @@ from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.options import Request, selection_options
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import Context
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
+    from nsysddp.questions import Context
 
 
 def question_command(
@@ -39,7 +39,7 @@ def question_command(
         help="Table; json has all.",
     )
     def command(request: Request, form: str, table: str) -> None:
-        from nsysddp.analyses import context_of
+        from nsysddp.questions import context_of
 
         trace = request.load(launches=True, host_calls=True, shapes=True, metrics=True)
         result = run(context_of(trace, request.selection()))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsysddp.errors import UsageError
-from nsysddp.units import ns_from_us
+from nsysddp.model.errors import UsageError
+from nsysddp.model.units import ns_from_us
 
 if TYPE_CHECKING:
     from nsysddp.cli.options import Request

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.redact import Redaction

@@ -26,11 +26,11 @@ def command(request: Request, out: Path, force: bool) -> None:
     The page needs no network and opens from disk. A timeline of any size fits; what had to be merged is said there.
     With --from or --to there is no critical path and no diagnosis: they are of whole steps.
     """
-    from nsysddp.analyses import answer, context_of
-    from nsysddp.analyses.buckets import buckets
-    from nsysddp.analyses.critical_path import critical_path
-    from nsysddp.analyses.diagnosis import diagnose
-    from nsysddp.analyses.graph import build
+    from nsysddp.dependencies.graph import build
+    from nsysddp.questions import answer, context_of
+    from nsysddp.questions.buckets import buckets
+    from nsysddp.questions.critical_path import critical_path
+    from nsysddp.questions.diagnosis import diagnose
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.html import html_report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.render.trend import Trend

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nsysddp.cli.capture import make_captures, run_options, settings_from
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 
 def _caps(_context: click.Context, _parameter: click.Parameter, text: str) -> list[float]:

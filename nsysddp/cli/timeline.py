@@ -41,7 +41,7 @@ def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -
     Up to 8 ranks show every lane; more are drawn in a strip each. Events shorter than a pixel are merged, and the
     picture says so; zoom in with --steps, --from and --to.
     """
-    from nsysddp.analyses import context_of
+    from nsysddp.questions import context_of
     from nsysddp.render.files import check_file
     from nsysddp.render.timeline import draw_timeline, kind_of, save
 

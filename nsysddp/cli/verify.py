@@ -19,7 +19,7 @@ def command(bundle: Path, reports: tuple[Path, ...], form: str) -> int:
     bundle are used, where it holds some. Exits 1 if anything differs, and names it.
     """
     from nsysddp.evidence.verify import verify
-    from nsysddp.names import visible
+    from nsysddp.model.names import visible
 
     found = verify(bundle, reports)
     if form == "json":

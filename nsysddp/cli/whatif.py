@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.errors import UsageError
-from nsysddp.units import ns_from_ms
+from nsysddp.model.errors import UsageError
+from nsysddp.model.units import ns_from_ms
 
 
 @click.command("whatif")
@@ -65,8 +65,8 @@ def command(
     Each prediction has an error band; where bands of bucket caps overlap, none is named the best. The error of
     replaying the run unchanged is shown.
     """
-    from nsysddp.analyses import context_of
-    from nsysddp.analyses.whatif import Ask, whatif
+    from nsysddp.questions import context_of
+    from nsysddp.questions.whatif import Ask, whatif
     from nsysddp.render import document, tables
     from nsysddp.render.whatif import print_whatif
 

@@ -34,8 +34,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from nsysddp import markers
-from nsysddp.errors import CaptureError, UsageError
+from nsysddp.model import markers
+from nsysddp.model.errors import CaptureError, UsageError
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nsysddp.errors import UsageError
-from nsysddp.units import BYTES_PER_MIB
+from nsysddp.model.errors import UsageError
+from nsysddp.model.units import BYTES_PER_MIB
 
 DEFAULT_BUCKET_CAP_BYTES = 25 * BYTES_PER_MIB
 DEFAULT_FIRST_BUCKET_CAP_BYTES = 1 * BYTES_PER_MIB

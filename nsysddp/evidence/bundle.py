@@ -29,13 +29,14 @@ import polars as pl
 import nsysddp
 from nsysddp.evidence.claims import Claim, Verdict, check
 from nsysddp.evidence.sources import Loaded, Reading, Source
-from nsysddp.names import visible
-from nsysddp.result import Finding, Result, Warning
+from nsysddp.model.names import visible
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.warnings import Warning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nsysddp.analyses.compare import Comparison
+    from nsysddp.questions.compare import Comparison
 
 FORMAT = "nsysddp evidence 1"
 SCHEMA_VERSION = 1
@@ -127,7 +128,7 @@ def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ())
     """
     comparison = None
     if base:
-        from nsysddp.analyses.compare import compare
+        from nsysddp.questions.compare import compare
 
         comparison = compare(
             [one.run for one in base], [one.run for one in new], allow_unlike=request.allow_unlike
@@ -222,9 +223,9 @@ def schema_text() -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made from the table contracts; the shipped file is this."""
-    from nsysddp.analyses import compare, critical_path
+    from nsysddp.model.schema import MORE_TABLES
+    from nsysddp.questions import compare, critical_path
     from nsysddp.render.document import json_schema as of_analyze
-    from nsysddp.schema import MORE_TABLES
 
     spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
     text, nullable = {"type": "string"}, {"type": ["string", "null"]}
@@ -368,9 +369,9 @@ def _picture(figure: Figure, kind: str) -> bytes:
 
 
 def _page(evidence: Evidence) -> str:
-    from nsysddp.analyses.buckets import buckets
-    from nsysddp.analyses.diagnosis import diagnose
-    from nsysddp.analyses.graph import build as build_graph
+    from nsysddp.dependencies.graph import build as build_graph
+    from nsysddp.questions.buckets import buckets
+    from nsysddp.questions.diagnosis import diagnose
     from nsysddp.render.compare import sentence
     from nsysddp.render.html import html_report
 

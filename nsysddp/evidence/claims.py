@@ -40,7 +40,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nsysddp.analyses.compare import (
+from nsysddp.model.errors import UsageError
+from nsysddp.model.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from nsysddp.questions.compare import (
     JOB_METRICS,
     LEAST_STEPS,
     METRICS,
@@ -48,10 +50,8 @@ from nsysddp.analyses.compare import (
     Comparison,
     percentile,
 )
-from nsysddp.analyses.statistics import runs_needed
-from nsysddp.analyses.steps import steady
-from nsysddp.errors import UsageError
-from nsysddp.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from nsysddp.questions.statistics import runs_needed
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -713,7 +713,7 @@ def _check_change_of(
 
 def metric_names() -> list[tuple[str, str]]:
     """Every metric that can be claimed about, and what it is."""
-    from nsysddp.schema import OVERLAP
+    from nsysddp.model.schema import OVERLAP
 
     described = {column.name: column.meaning for column in OVERLAP.columns}
     named = [(metric.name, metric.meaning) for metric in (*JOB_METRICS, *RANK_METRICS)]

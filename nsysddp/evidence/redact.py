@@ -27,16 +27,16 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsysddp.errors import EvidenceError, NotAReport, UsageError
 from nsysddp.ingest.diagnostics import public
 from nsysddp.ingest.report import open_report, quoted
-from nsysddp.markers import (
+from nsysddp.model.errors import EvidenceError, NotAReport, UsageError
+from nsysddp.model.markers import (
     DEFAULT_PHASE_PATTERNS,
     DEFAULT_STEP_PATTERN,
     parse_bucket_mark,
     parse_rank_mark,
 )
-from nsysddp.names import natural
+from nsysddp.model.names import natural
 
 if sys.version_info >= (3, 11):
     import tomllib

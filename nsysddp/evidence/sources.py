@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
-from nsysddp.markers import DEFAULT_STEP_PATTERN
-from nsysddp.names import visible
+from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
+from nsysddp.model.markers import DEFAULT_STEP_PATTERN
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from nsysddp.analyses import Context
-    from nsysddp.analyses.compare import Run
-    from nsysddp.analyses.steps import Selection
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
+    from nsysddp.questions import Context
+    from nsysddp.questions.compare import Run
+    from nsysddp.questions.steps import Selection
 
 REPORTS = (".sqlite", ".sqlite.gz", ".sqlite.zst", ".nsys-rep")
 """Endings of a report in a folder, the one to prefer first."""
@@ -107,7 +107,7 @@ class Reading:
     @property
     def selection(self) -> Selection:
         """The part of a run."""
-        from nsysddp.analyses.steps import Selection
+        from nsysddp.questions.steps import Selection
 
         return Selection(
             self.per, self.from_ns, self.to_ns, self.first_step, self.last_step, self.skip_warmup
@@ -303,10 +303,10 @@ def load_one(
     Raises:
         UsageError, ReportError, CaptureError: as of reading and analysing.
     """
-    from nsysddp.analyses import answer, context_of
-    from nsysddp.analyses.compare import run_of
-    from nsysddp.ingest.load import load
-    from nsysddp.markers import DEFAULT_PHASE_PATTERNS
+    from nsysddp.join.load import load
+    from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS
+    from nsysddp.questions import answer, context_of
+    from nsysddp.questions.compare import run_of
 
     with tempfile.TemporaryDirectory() as scratch:
         rules = None
@@ -350,10 +350,10 @@ def load_one(
 
 def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl.DataFrame]]:
     """The critical path, and the tables of the further analyses that a comparison uses."""
-    from nsysddp.analyses.contention import contention
-    from nsysddp.analyses.critical_path import critical_path
-    from nsysddp.analyses.graph import build
-    from nsysddp.analyses.idle import idle
+    from nsysddp.dependencies.graph import build
+    from nsysddp.questions.contention import contention
+    from nsysddp.questions.critical_path import critical_path
+    from nsysddp.questions.idle import idle
 
     graph = build(context.trace)
     tables = {
@@ -386,7 +386,7 @@ def recorded(source: Source) -> Recorded:
     Raises:
         CaptureError: one of its files cannot be read.
     """
-    from nsysddp.analyses.compare import facts_of
+    from nsysddp.questions.compare import facts_of
 
     measured = _measured(source)
     capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)

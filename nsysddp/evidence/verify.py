@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsysddp.errors import EvidenceError, UsageError
 from nsysddp.evidence import archive, bundle
 from nsysddp.evidence.claims import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
+from nsysddp.model.errors import EvidenceError, UsageError
 
 _MOST = 200
 """Differences named; of more, the count."""

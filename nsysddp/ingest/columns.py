@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.errors import ReportError
+from nsysddp.model.errors import ReportError
 
 if TYPE_CHECKING:
     import pyarrow as pa

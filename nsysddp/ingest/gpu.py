@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsysddp.errors import MissingTable
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Bulk, Codes, frame, integers, plausible
 from nsysddp.ingest.report import GRAPH_NODES, GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
-from nsysddp.names import visible
-from nsysddp.schema import P2P_COPY
+from nsysddp.model.errors import MissingTable
+from nsysddp.model.names import visible
+from nsysddp.model.schema import P2P_COPY
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from nsysddp.classify import Rules
+    from nsysddp.model.classify import Rules
 
 COPY_KINDS = {
     0: "memcpy unknown", 1: "memcpy HtoD", 2: "memcpy DtoH", 3: "memcpy HtoA", 4: "memcpy AtoH",

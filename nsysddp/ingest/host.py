@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.errors import MissingTable
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
 from nsysddp.ingest.gpu import strings
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
-from nsysddp.markers import parse_bucket_mark, parse_rank_mark
-from nsysddp.names import visible
+from nsysddp.model.errors import MissingTable
+from nsysddp.model.markers import parse_bucket_mark, parse_rank_mark
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa

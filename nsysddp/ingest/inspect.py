@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.load import capabilities, exported
-from nsysddp.ingest.report import KERNEL, open_report
+from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, NVTX, RUNTIME, SYNCS, Report, open_report
 
 
 @dataclass(frozen=True)
@@ -95,3 +94,40 @@ def inspect(path: Path) -> Inspection:
 
 
 _SHOWN = ("CUPTI_", "NVTX_EVENTS", "GPU_METRICS", "CUDA_GRAPH")
+
+
+def exported(report: Report) -> dict[str, str]:
+    """What the export says of itself; the version of its schema also where only the parts of it are there."""
+    told = {
+        str(row["name"]): str(row["value"])
+        for name in ("export_metadata", "export_metadata_old")
+        for row in sql.rows(report, name)
+        if row["value"] is not None
+    }
+    parts = [told.get(f"EXPORT_SCHEMA_VERSION_{part}") for part in ("MAJOR", "MINOR", "MICRO")]
+    if parts[0]:
+        told.setdefault("EXPORT_SCHEMA_VERSION", ".".join(part for part in parts if part))
+    return told
+
+
+def shifted_times(report: Report) -> bool:
+    """Were event times changed by the export, so that they no longer count from the session start?"""
+    told = exported(report)
+    shift = told.get("EXPORT_PARAM_TIME_SHIFT", "0")
+    return told.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", "")
+
+
+def capabilities(report: Report) -> frozenset[str]:
+    """What the export can answer, by the tables and columns found."""
+    has = report.has
+    tests = {
+        "launches": RUNTIME in report.tables and has(KERNEL, "correlationId"),
+        "nvtx": NVTX in report.tables,
+        "payloads": "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables and bool(sql.rows(report, "has_payloads")),
+        "event_edges": has(SYNCS, "eventSyncId"),
+        "physical_gpus": "TARGET_INFO_CUDA_DEVICE" in report.tables and "TARGET_INFO_GPU" in report.tables,
+        "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
+        "gpu_metrics": "GPU_METRICS" in report.tables,
+        "graph_spans": GRAPH_TRACE in report.tables,
+    }
+    return frozenset(name for name, there in tests.items() if there)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nsysddp.errors import AnalysisError
+from nsysddp.model.errors import AnalysisError
 
 Steps = npt.NDArray[np.int64]
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nsysddp.errors import NotAReport, ReportError
+from nsysddp.model.errors import NotAReport, ReportError
 
 EXPORT_LIMIT_S = 3600
 """A report of tens of gigabytes exports in well under this; beyond it the importer hangs."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from nsysddp.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.ingest.hashing import Hashing, hashing_of
-from nsysddp.names import visible
+from nsysddp.model.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.errors import ReportError
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Gathered, frame, integers
 from nsysddp.ingest.report import KERNEL, Report
+from nsysddp.model.errors import ReportError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,10 +27,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import QueryError, ReportError
 from nsysddp.ingest.diagnostics import public
 from nsysddp.ingest.report import Report, quoted, refusal, require_columns
-from nsysddp.names import visible
+from nsysddp.model.errors import QueryError, ReportError
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa

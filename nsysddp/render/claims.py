@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nsysddp.names import visible
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

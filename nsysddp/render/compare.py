@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from nsysddp.model.units import ms
 from nsysddp.render.theme import GREY, INK, LIGHT, LOOKS, STYLE, TRACK, printable, short
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-    from nsysddp.analyses.compare import Comparison
+    from nsysddp.questions.compare import Comparison
 
 SCHEMA_VERSION = 1
 WIDE = 110

@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysddp.analyses.critical_path import KINDS
+from nsysddp.model.units import ms
+from nsysddp.questions.critical_path import KINDS
 from nsysddp.render.text import WIDE, console
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 _MOST_PATHS = 16
 _STYLES = {"transfer": "red", "wait": "yellow", "unmatched_communication": "red"}

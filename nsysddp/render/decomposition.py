@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nsysddp.model.units import ms
 from nsysddp.render import per_rank
 from nsysddp.render.theme import GREY, INK, LOOKS, STYLE
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 _WIDTH_IN = 11.0
 _MOST = 64

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsysddp.intervals import Intervals
-from nsysddp.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

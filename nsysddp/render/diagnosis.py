@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nsysddp.model.units import ms
 from nsysddp.render.text import console
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 WORTH_A_BLOCK = 0.005
 """Share of the step from which on a cause is told in full; smaller ones share a line."""

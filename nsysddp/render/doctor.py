@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import nsysddp
-from nsysddp.names import visible
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

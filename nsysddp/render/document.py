@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 from nsysddp.render.files import unwritable
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 SCHEMA_VERSION = 1
 
@@ -29,7 +29,7 @@ _ROWS_AT_A_TIME = 10_000
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the document, made from the table contracts."""
-    from nsysddp.schema import TABLES
+    from nsysddp.model.schema import TABLES
 
     spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
     text = {"type": "string"}

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 
 def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import polars as pl
 
 import nsysddp
-from nsysddp.analyses.critical_path import KINDS
-from nsysddp.analyses.steps import steady
-from nsysddp.names import visible
+from nsysddp.model.names import visible
+from nsysddp.model.schema import MORE_TABLES, TABLES
+from nsysddp.questions.critical_path import KINDS
+from nsysddp.questions.steps import steady
 from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
 from nsysddp.render.packed import timeline_of
 from nsysddp.render.theme import INK, LOOKS, PAPER
-from nsysddp.schema import MORE_TABLES, TABLES
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import Context
-    from nsysddp.result import Finding, Result, Warning
+    from nsysddp.model.result import Finding, Result
+    from nsysddp.model.warnings import Warning
+    from nsysddp.questions import Context
 
 MOST_ROWS = 15_000
 """Rows of a long table that a page holds at most; the ones with most exposed communication stay."""
@@ -163,8 +164,8 @@ def html_report(
     Args:
         result: the answer of ``analyze``.
         context: what it was computed from.
-        critical_path: the answer of ``analyses.critical_path.critical_path`` on the same trace.
-        buckets: the answer of ``analyses.buckets.buckets``.
+        critical_path: the answer of ``questions.critical_path.critical_path`` on the same trace.
+        buckets: the answer of ``questions.buckets.buckets``.
         diagnosis: causes and remedies.
         comparison: this run beside others.
         provenance: further facts about where the page comes from, such as capture settings. No secrets: they are shown.

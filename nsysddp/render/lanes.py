@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.steps import Selection, windows
-from nsysddp.errors import UsageError
-from nsysddp.intervals import Intervals
+from nsysddp.model.errors import UsageError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.units import ms
+from nsysddp.questions.steps import Selection, windows
 from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, clusters, duration, ranges_of
 from nsysddp.render.theme import LOOKS, Look, phase_look, printable, short
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import Context
-    from nsysddp.analyses.steps import Window
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import Context
+    from nsysddp.questions.steps import Window
 
 MOST_RANKS_IN_FULL = 8
 MOST_RANKS = 100

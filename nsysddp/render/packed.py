@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.steps import Selection, windows
-from nsysddp.intervals import Intervals
-from nsysddp.names import visible
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.names import visible
+from nsysddp.questions.steps import Selection, windows
 from nsysddp.render.lanes import MOST_RANKS, MOST_RANKS_IN_FULL, Row, scene_of, with_work
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from nsysddp.analyses import Context
-    from nsysddp.analyses.steps import Window
+    from nsysddp.questions import Context
+    from nsysddp.questions.steps import Window
 
     Ints = NDArray[np.int64]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.analyses.steps import steady
-from nsysddp.units import ms
+from nsysddp.model.units import ms
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 _OPTIONAL = frozenset(
     {"spin_ns", "unsplit_ns", "graph_ns", "exposed_memory_ns", "tail_communication_ns", "p2p_copy_ns"}

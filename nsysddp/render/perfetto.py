@@ -19,12 +19,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import polars as pl
 
-from nsysddp.errors import UsageError
-from nsysddp.intervals import Intervals
-from nsysddp.names import visible
+from nsysddp.model.errors import UsageError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
-    from nsysddp.analyses import Context
+    from nsysddp.questions import Context
     from nsysddp.render.html import Part
 
 _COLLECTIVE_FLOWS = 1 << 48
@@ -72,7 +72,7 @@ def write_perfetto(context: Context, stream: IO[bytes], *, critical_path: Part |
     Args:
         context: what the analyses share; its selection decides which events are written.
         stream: where to.
-        critical_path: the answer of ``analyses.critical_path.critical_path`` on the same trace.
+        critical_path: the answer of ``questions.critical_path.critical_path`` on the same trace.
     """
     writer = _Writer(stream, _origin(context, critical_path))
     if critical_path is not None:

@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysddp.analyses.steps import steady
+from nsysddp.model.units import ms
+from nsysddp.questions.steps import steady
 from nsysddp.render.per_rank import median, milliseconds, spread, without_window
-from nsysddp.units import ms
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 WIDE = 110
 """From this width on, columns that a first look does not need are shown too."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, ticks
 from nsysddp.render.files import whole_file
 from nsysddp.render.lanes import NUMBER_SIZE, Lane, Row, Scene, scene_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
+    from nsysddp.questions import Context
 
     Points = NDArray[np.float64]
 
@@ -193,7 +193,7 @@ def draw_timeline(context: Context, *, ranks: Sequence[int] | None = None) -> Fi
     """When did each rank compute, communicate, copy and idle?
 
     Args:
-        context: as of ``analyses.context_of``; its selection decides which part of time is shown.
+        context: as of ``questions.context_of``; its selection decides which part of time is shown.
         ranks: the ranks to show; all by default.
 
     Returns:

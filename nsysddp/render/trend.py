@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
+from nsysddp.model.units import NS_PER_MS, NS_PER_US
 from nsysddp.render.files import whole_file
 from nsysddp.render.theme import FORMATS, printable
-from nsysddp.units import NS_PER_MS, NS_PER_US
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nsysddp.model.units import BYTES_PER_MIB, ms
 from nsysddp.render.text import console
-from nsysddp.units import BYTES_PER_MIB, ms
 
 if TYPE_CHECKING:
-    from nsysddp.result import Result
+    from nsysddp.model.result import Result
 
 _TITLES = {
     "unchanged": "as it is",

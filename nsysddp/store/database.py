@@ -36,7 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, selectinload, undefer
 
-from nsysddp.errors import EvidenceError, UsageError
+from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.store.models import METRICS, Base, Finding, Input, Overlap, Rank, Run, Tag
 
 if TYPE_CHECKING:

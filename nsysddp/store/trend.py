@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nsysddp.errors import EvidenceError
+from nsysddp.model.errors import EvidenceError
 from nsysddp.render.trend import ChangePoint, Trend, TrendPoint
 from nsysddp.store.database import StoredRun, metric_values, runs
 

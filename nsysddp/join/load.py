@@ -13,30 +13,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
-from nsysddp.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
-from nsysddp.ingest import clocks, gpu, host, sql
+from nsysddp.ingest import gpu, host, sql
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, shared, stable_order
-from nsysddp.ingest.identity import Lane, assign_ranks, host_aliases
-from nsysddp.ingest.match import ALL_KINDS, Kernels, match
+from nsysddp.ingest.inspect import capabilities, exported, shifted_times
 from nsysddp.ingest.report import (
     GRAPH_TRACE,
     KERNEL,
     KNOWN_MAJOR,
     NVTX,
     RUNTIME,
-    SYNCS,
     Report,
     no_gpu_events_advice,
     open_report,
 )
-from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
-from nsysddp.names import ranks_text
-from nsysddp.result import Warning
-from nsysddp.trace import Input, Trace, in_parallel
-from nsysddp.units import NS_PER_US
+from nsysddp.join import clocks
+from nsysddp.join.identity import Lane, assign_ranks, host_aliases
+from nsysddp.join.match import ALL_KINDS, Kernels, match
+from nsysddp.model import schema
+from nsysddp.model.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
+from nsysddp.model.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
+from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
+from nsysddp.model.names import ranks_text
+from nsysddp.model.trace import Input, Trace, in_parallel
+from nsysddp.model.units import NS_PER_US
+from nsysddp.model.warnings import Warning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -230,7 +231,7 @@ def _read(
             "NVTX payloads whose schema is missing, ambiguous or malformed, or numbers impossible, were not decoded",
         )
     started = sql.rows(report, "session")
-    anchor = started[0]["utc_epoch_ns"] if started and not _shifted_times(report) else None
+    anchor = started[0]["utc_epoch_ns"] if started and not shifted_times(report) else None
     return _Part(report, events, processes, anchor if isinstance(anchor, int) else None, ranges)
 
 
@@ -933,7 +934,7 @@ class _Run:
                 1,
                 f"{report.name} has export schema {version}, newer than the {KNOWN_MAJOR}.x this version was tried on",
             )
-        if _shifted_times(report):
+        if shifted_times(report):
             self.notes.warn(
                 "shifted_times",
                 1,
@@ -950,40 +951,3 @@ class _Run:
             start_epoch_ns=part.anchor,
             diagnostics=tuple(sql.diagnostics(report)),
         )
-
-
-def exported(report: Report) -> dict[str, str]:
-    """What the export says of itself; the version of its schema also where only the parts of it are there."""
-    told = {
-        str(row["name"]): str(row["value"])
-        for name in ("export_metadata", "export_metadata_old")
-        for row in sql.rows(report, name)
-        if row["value"] is not None
-    }
-    parts = [told.get(f"EXPORT_SCHEMA_VERSION_{part}") for part in ("MAJOR", "MINOR", "MICRO")]
-    if parts[0]:
-        told.setdefault("EXPORT_SCHEMA_VERSION", ".".join(part for part in parts if part))
-    return told
-
-
-def _shifted_times(report: Report) -> bool:
-    """Were event times changed by the export, so that they no longer count from the session start?"""
-    told = exported(report)
-    shift = told.get("EXPORT_PARAM_TIME_SHIFT", "0")
-    return told.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", "")
-
-
-def capabilities(report: Report) -> frozenset[str]:
-    """What the export can answer, by the tables and columns found."""
-    has = report.has
-    tests = {
-        "launches": RUNTIME in report.tables and has(KERNEL, "correlationId"),
-        "nvtx": NVTX in report.tables,
-        "payloads": "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables and bool(sql.rows(report, "has_payloads")),
-        "event_edges": has(SYNCS, "eventSyncId"),
-        "physical_gpus": "TARGET_INFO_CUDA_DEVICE" in report.tables and "TARGET_INFO_GPU" in report.tables,
-        "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
-        "gpu_metrics": "GPU_METRICS" in report.tables,
-        "graph_spans": GRAPH_TRACE in report.tables,
-    }
-    return frozenset(name for name, there in tests.items() if there)

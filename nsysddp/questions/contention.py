@@ -26,20 +26,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.analyses import overlap
-from nsysddp.analyses.queues import event_queues
-from nsysddp.analyses.steps import steady
-from nsysddp.errors import AnalysisError
-from nsysddp.result import Finding, Result, Warning
-from nsysddp.units import ms
+from nsysddp.dependencies.queues import event_queues
+from nsysddp.model import schema
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.units import ms
+from nsysddp.model.warnings import Warning
+from nsysddp.questions import overlap
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
-    from nsysddp.intervals import Intervals
-    from nsysddp.trace import Trace
+    from nsysddp.model.intervals import Intervals
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

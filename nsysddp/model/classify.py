@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nsysddp.errors import UsageError
+from nsysddp.model.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib

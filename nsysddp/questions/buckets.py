@@ -33,20 +33,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.analyses.graph import Graph, build
-from nsysddp.analyses.queues import running_latest
-from nsysddp.analyses.steps import steady
-from nsysddp.intervals import grouped_union
-from nsysddp.markers import parse_bucket_mark
-from nsysddp.result import Finding, Result, Warning
-from nsysddp.units import ms
+from nsysddp.dependencies.graph import Graph, build
+from nsysddp.dependencies.queues import running_latest
+from nsysddp.model import schema
+from nsysddp.model.intervals import grouped_union
+from nsysddp.model.markers import parse_bucket_mark
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.units import ms
+from nsysddp.model.warnings import Warning
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
 

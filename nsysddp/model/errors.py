@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nsysddp.names import visible
+from nsysddp.model.names import visible
 
 
 class NsysddpError(Exception):

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsysddp.errors import RankConflict
-from nsysddp.markers import RankMark
-from nsysddp.names import natural
+from nsysddp.model.errors import RankConflict
+from nsysddp.model.markers import RankMark
+from nsysddp.model.names import natural
 
 _FILE_RANK = re.compile(r"(?i)(?<![a-z])rank[._-]?(\d{1,9})(?!\d)")
 

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from nsysddp.errors import AnalysisError
+from nsysddp.model.errors import AnalysisError
 
 Floats = npt.NDArray[np.float64]
 

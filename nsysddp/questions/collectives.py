@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.intervals import Intervals
-from nsysddp.units import gbps
+from nsysddp.model import schema
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.units import gbps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsysddp.analyses.steps import Attribution, Selection, Windows
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.steps import Attribution, Selection, Windows
 
 _COMPUTE_SHARE, _COMMUNICATION_SHARE = 0.5, 0.25
 """From these shares of its rank's computing and communication on, a stream is one that computes and communicates."""

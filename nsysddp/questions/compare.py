@@ -27,11 +27,11 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.statistics import MIN_RUNS, Difference, Floats, difference
-from nsysddp.analyses.steps import steady
-from nsysddp.errors import AnalysisError, UsageError
-from nsysddp.names import ranks_text
-from nsysddp.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.names import ranks_text
+from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.questions.statistics import MIN_RUNS, Difference, Floats, difference
+from nsysddp.questions.steps import steady
 
 Better = Literal["lower", "higher", "neither"]
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.errors import NoGpuEvents, UsageError
-from nsysddp.names import ranks_text
-from nsysddp.result import Warning
-from nsysddp.units import ms
+from nsysddp.model.errors import NoGpuEvents, UsageError
+from nsysddp.model.names import ranks_text
+from nsysddp.model.units import ms
+from nsysddp.model.warnings import Warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
     Times = NDArray[np.int64]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import polars as pl
 
-from nsysddp.errors import AnalysisError
-from nsysddp.intervals import Intervals
-from nsysddp.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN
-from nsysddp.schema import CLASSES
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN
+from nsysddp.model.schema import CLASSES
 
 if TYPE_CHECKING:
-    from nsysddp.result import Warning
+    from nsysddp.model.warnings import Warning
 
 
 T = TypeVar("T")

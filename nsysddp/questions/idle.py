@@ -37,20 +37,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
-from nsysddp.analyses.host import Blocking, blocking_kind
-from nsysddp.analyses.steps import steady
-from nsysddp.errors import AnalysisError
-from nsysddp.intervals import Intervals
-from nsysddp.result import Finding, Result, Warning
-from nsysddp.units import NS_PER_MS, ms
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.dependencies.host import Blocking, blocking_kind
+from nsysddp.model import schema
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.units import NS_PER_MS, ms
+from nsysddp.model.warnings import Warning
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.errors import AnalysisError
+from nsysddp.model.errors import AnalysisError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -528,7 +528,7 @@ IDLE_CAUSES = (
     "end_of_work",
     "unknown",
 )
-"""Why a GPU was idle; see ``analyses.idle``."""
+"""Why a GPU was idle; see ``questions.idle``."""
 
 IDLE = _table(
     "idle",

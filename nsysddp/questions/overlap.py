@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.errors import AnalysisError
-from nsysddp.intervals import Intervals, grouped_union
+from nsysddp.model import schema
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import Intervals, grouped_union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from nsysddp.analyses.collectives import Split
-    from nsysddp.analyses.steps import Attribution, Window, Windows
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.collectives import Split
+    from nsysddp.questions.steps import Attribution, Window, Windows
 
 UNKNOWN_UNDER_GRAPHS = (
     "hidden_communication_ns",

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from nsysddp.analyses.collectives import on_compute_streams
-from nsysddp.analyses.steps import steady
-from nsysddp.names import ranks_text
-from nsysddp.result import Finding
-from nsysddp.units import ms
+from nsysddp.model.names import ranks_text
+from nsysddp.model.result import Finding
+from nsysddp.model.units import ms
+from nsysddp.questions.collectives import on_compute_streams
+from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nsysddp.analyses.steps import Attribution
-    from nsysddp.result import Result
-    from nsysddp.trace import Trace
+    from nsysddp.model.result import Result
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.steps import Attribution
 
 CODES: dict[str, str] = {
     "overlap_on_every_rank": "every rank hides some transfer under computation",

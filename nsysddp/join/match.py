@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.classify import KINDS
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
+from nsysddp.model import schema
+from nsysddp.model.classify import KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

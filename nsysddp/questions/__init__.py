@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.analyses import collectives, overlap, steps
-from nsysddp.analyses.findings import find
-from nsysddp.analyses.steps import Selection
-from nsysddp.result import Result, Warning
+from nsysddp.model.result import Result
+from nsysddp.model.warnings import Warning
+from nsysddp.questions import collectives, overlap, steps
+from nsysddp.questions.findings import find
+from nsysddp.questions.steps import Selection
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
 
 @dataclass(frozen=True)

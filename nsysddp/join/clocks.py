@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.ingest.match import ALL_KINDS, SYNCHRONISING, Kernels
+from nsysddp.join.match import ALL_KINDS, SYNCHRONISING, Kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

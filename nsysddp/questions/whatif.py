@@ -27,23 +27,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses import buckets as bucket_analysis
-from nsysddp.analyses import replay
-from nsysddp.analyses.contention import contention
-from nsysddp.analyses.critical_path import critical_path
-from nsysddp.analyses.diagnosis import slowdowns
-from nsysddp.analyses.graph import Graph, build
-from nsysddp.analyses.link import Link, fit_link
-from nsysddp.analyses.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
-from nsysddp.errors import AnalysisError, UsageError
-from nsysddp.result import Finding, Result, Warning
-from nsysddp.schema import FLAG, FLOAT, INT, TEXT, Column, Table
-from nsysddp.units import BYTES_PER_MIB, ms
+from nsysddp.dependencies import replay
+from nsysddp.dependencies.graph import Graph, build
+from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.units import BYTES_PER_MIB, ms
+from nsysddp.model.warnings import Warning
+from nsysddp.questions import buckets as bucket_analysis
+from nsysddp.questions.contention import contention
+from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.diagnosis import slowdowns
+from nsysddp.questions.link import Link, fit_link
+from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

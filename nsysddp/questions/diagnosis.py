@@ -32,25 +32,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses import buckets as bucket_analysis
-from nsysddp.analyses import contention as contention_analysis
-from nsysddp.analyses.causes import BY_CODE, Cause, link_reference_gbps
-from nsysddp.analyses.collectives import bandwidth, on_compute_streams
-from nsysddp.analyses.critical_path import COMMUNICATION_KINDS, critical_path
-from nsysddp.analyses.graph import LATENCY_NS, Edge, Graph, build
-from nsysddp.analyses.link import Link, fit_link
-from nsysddp.analyses.queues import NEVER, event_queues
-from nsysddp.errors import AnalysisError
-from nsysddp.intervals import Intervals
-from nsysddp.names import visible
-from nsysddp.result import Finding, Result
-from nsysddp.schema import FLOAT, INT, TEXT, Column, Table
-from nsysddp.units import BYTES_PER_MIB, NS_PER_MS, ms
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.dependencies.queues import NEVER, event_queues
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.names import visible
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.units import BYTES_PER_MIB, NS_PER_MS, ms
+from nsysddp.questions import buckets as bucket_analysis
+from nsysddp.questions import contention as contention_analysis
+from nsysddp.questions.causes import BY_CODE, Cause, link_reference_gbps
+from nsysddp.questions.collectives import bandwidth, on_compute_streams
+from nsysddp.questions.critical_path import COMMUNICATION_KINDS, critical_path
+from nsysddp.questions.link import Link, fit_link
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

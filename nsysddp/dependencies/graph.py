@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp import schema
-from nsysddp.analyses.host import Blocking, Calls, HostLines, blocking_kind, host_lines
-from nsysddp.analyses.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
-from nsysddp.errors import AnalysisError
-from nsysddp.units import NS_PER_US
+from nsysddp.dependencies.host import Blocking, Calls, HostLines, blocking_kind, host_lines
+from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
+from nsysddp.model import schema
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
 

@@ -1,42 +1,8 @@
-"""What an analysis hands back: frames, findings with their rows, assumptions and warnings."""
+"""What reading or an analysis had to leave out or infer: one warning, and every code there is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import polars as pl
-
-    from nsysddp.trace import Trace
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One claim in plain words, with the number behind it and the rows that carry it.
-
-    Attributes:
-        code: stable name, listed in the README.
-        message: the claim, one sentence.
-        rank: the rank it is about; None if it is about all.
-        step: the step it is about; None if it is about all.
-        value: the number; None if the finding has none.
-        unit: unit of the number (``ns``, ``ratio``, ``count``).
-        rows: the evidence: table name and the key columns of its rows.
-        severity: ranking, larger first; not part of the document.
-    """
-
-    code: str
-    message: str
-    rank: int | None = None
-    step: str | None = None
-    value: float | None = None
-    unit: str | None = None
-    rows: tuple[Mapping[str, Any], ...] = ()
-    severity: float = field(default=0.0, compare=False)
-
+from dataclasses import dataclass
 
 WARNING_CODES: dict[str, str] = {
     "clock_residual": "clocks of reports agree less well than the tolerance; wait and transfer between them are null",
@@ -74,21 +40,3 @@ class Warning:
     code: str
     count: int
     message: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """The answer to one or more questions about a trace.
-
-    ``result["overlap"]`` is the polars frame of that name; its columns are documented in ``schema``.
-    """
-
-    trace: Trace
-    tables: dict[str, pl.DataFrame]
-    findings: tuple[Finding, ...] = ()
-    assumptions: tuple[str, ...] = ()
-    warnings: tuple[Warning, ...] = ()
-
-    def __getitem__(self, name: str) -> pl.DataFrame:
-        """The frame called ``name``."""
-        return self.tables[name]

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.queues import running_latest
-from nsysddp.units import NS_PER_US
+from nsysddp.dependencies.queues import running_latest
+from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
 

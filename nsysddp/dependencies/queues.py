@@ -27,7 +27,7 @@ import polars as pl
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
 

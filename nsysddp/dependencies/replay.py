@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsysddp.analyses.graph import Graph
-from nsysddp.analyses.queues import NEVER
-from nsysddp.errors import AnalysisError
-from nsysddp.units import NS_PER_US
+from nsysddp.dependencies.graph import Graph
+from nsysddp.dependencies.queues import NEVER
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from nsysddp.analyses.steps import Attribution
+    from nsysddp.questions.steps import Attribution
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

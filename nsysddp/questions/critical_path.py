@@ -24,19 +24,20 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
-from nsysddp.analyses.steps import WARM_UP_RATIO, Attribution, attribute
-from nsysddp.errors import AnalysisError, UsageError
-from nsysddp.markers import parse_bucket_mark
-from nsysddp.names import visible
-from nsysddp.result import Finding, Result, Warning
-from nsysddp.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
-from nsysddp.units import NS_PER_US, ms
+from nsysddp.dependencies.graph import EVIDENCE, LATENCY_NS, Edge, Graph, build
+from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.markers import parse_bucket_mark
+from nsysddp.model.names import visible
+from nsysddp.model.result import Finding, Result
+from nsysddp.model.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.units import NS_PER_US, ms
+from nsysddp.model.warnings import Warning
+from nsysddp.questions.steps import WARM_UP_RATIO, Attribution, attribute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.trace import Trace
+    from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
     Per = Literal["step", "capture"]

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.analyses.replay import Draft, Program
 from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
-from nsysddp.errors import UsageError
+from nsysddp.dependencies.replay import Draft, Program
+from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.analyses import Context
-    from nsysddp.analyses.graph import Graph
+    from nsysddp.dependencies.graph import Graph
+    from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""Recorded edges: queues, host lines, the dependency graph, its replay."""

@@ -1,0 +1,1 @@
+"""Where reports meet: ranks, clocks, matched collectives, the run."""
