@@ -23,8 +23,8 @@ def test_they_are_spread_over_the_core() -> None:
     files = {mistake.file for mistake in MISTAKES}
     assert len(MISTAKES) >= 16
     assert files >= {
-        "intervals.py",
-        "classify.py",
+        "model/intervals.py",
+        "model/classify.py",
         "questions/overlap.py",
         "questions/collectives.py",
         "questions/steps.py",
@@ -35,7 +35,7 @@ def test_they_are_spread_over_the_core() -> None:
 
 
 def test_a_harmless_edit_is_not_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = next(one for one in MISTAKES if one.file == "classify.py")
+    sound = next(one for one in MISTAKES if one.file == "model/classify.py")
     harmless = replace(sound, wrong=f"({sound.right})")
     monkeypatch.setattr(planted_mistakes, "MISTAKES", (sound, harmless))
     assert survives(sound, tmp_path) is None
