@@ -225,6 +225,7 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made from the table contracts; the shipped file is this."""
     from nsysddp.model.schema import MORE_TABLES
     from nsysddp.questions import compare, critical_path
+    from nsysddp.questions.analysis import QUESTION
     from nsysddp.render.document import json_schema as of_analyze
 
     spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
@@ -257,7 +258,7 @@ def json_schema() -> dict[str, Any]:
             "description": one.row,
         }
 
-    analyze = of_analyze()["properties"]
+    analyze = of_analyze(QUESTION)["properties"]
     further = {
         "contention_step": MORE_TABLES["contention_step"],
         "idle_step": MORE_TABLES["idle_step"],
@@ -295,6 +296,7 @@ def json_schema() -> dict[str, Any]:
             "settings": {"type": ["object", "null"]},
             "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
             "inputs": analyze["inputs"],
+            "request": analyze["request"],
             "tables": record(tables, optional=("critical_path_step", "critical_path_kind")),
             "findings": analyze["findings"],
             "assumptions": analyze["assumptions"],

@@ -305,8 +305,9 @@ def load_one(
     """
     from nsysddp.join.load import load
     from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS
-    from nsysddp.questions import answer, context_of
+    from nsysddp.questions.analysis import QUESTION
     from nsysddp.questions.compare import run_of
+    from nsysddp.questions.context import context_of
 
     with tempfile.TemporaryDirectory() as scratch:
         rules = None
@@ -333,7 +334,7 @@ def load_one(
         ranks = trace.ranks.with_columns(trace.ranks["report"].replace(names))
         trace = replace(trace, inputs=inputs, ranks=ranks)
     context = context_of(trace, reading.selection)
-    result = answer(context)
+    result = QUESTION.answer(context)
     path, more = _more(context, result)
     kept = recorded(source) if kept is None else kept
     return Loaded(
@@ -350,15 +351,11 @@ def load_one(
 
 def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl.DataFrame]]:
     """The critical path, and the tables of the further analyses that a comparison uses."""
-    from nsysddp.dependencies.graph import build
-    from nsysddp.questions.contention import contention
     from nsysddp.questions.critical_path import critical_path
-    from nsysddp.questions.idle import idle
 
-    graph = build(context.trace)
     tables = {
-        "contention_step": contention(context)["contention_step"],
-        "idle_step": idle(context, graph=graph)["idle_step"],
+        "contention_step": context.contention["contention_step"],
+        "idle_step": context.idle["idle_step"],
     }
     selection = context.selection
     if selection.from_ns is not None or selection.to_ns is not None:
@@ -370,7 +367,7 @@ def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl
         "capture" if whole else "step",
         first_step=0 if whole else max(selection.first_step or 0, selection.skip_warmup),
         last_step=None if whole else selection.last_step,
-        graph=graph,
+        graph=context.graph,
         attribution=context.attribution,
     )
     return path, tables | {name: path[name] for name in ("critical_path_step", "critical_path_kind")}

@@ -381,6 +381,7 @@ class _Run:
             inputs=tuple(self._input(part) for part in self.parts),
             process_of_rank=rank_process,
             clock_tolerance_ns=self.tolerance,
+            rules_sha256=self.rules.sha256,
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
             launches=self._launch_frame(rank, offset_of_rank),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class Rules:
     rules: tuple[Rule, ...]
     own: int = 0
     """How many leading rules the user gave: only those may speak about copies and memsets."""
+    sha256: str | None = None
+    """Hash of the user's rule file; None if there is none."""
 
     @cached_property
     def full_name_hints(self) -> tuple[str, ...]:
@@ -138,7 +141,8 @@ def load_rules(user_file: str | Path | None = None) -> Rules:
     if user_file is None:
         return Rules(shipped)
     own = _parse(Path(user_file))
-    return Rules(own + shipped, own=len(own))
+    digest = hashlib.sha256(Path(user_file).read_bytes()).hexdigest()
+    return Rules(own + shipped, own=len(own), sha256=digest)
 
 
 def _parse(path: Path) -> tuple[Rule, ...]:

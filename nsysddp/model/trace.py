@@ -95,6 +95,7 @@ class Trace:
         process_of_rank: rank to row of ``processes``.
         clock_tolerance_ns: clock residual above which wait and transfer are not told.
         step_pattern, phase_patterns: the patterns that decided which ranges were read.
+        rules_sha256: hash of the user's kernel rules; None if only the shipped ones decide.
     """
 
     ranks: pl.DataFrame
@@ -109,6 +110,7 @@ class Trace:
     clock_tolerance_ns: int = 100_000
     step_pattern: str = DEFAULT_STEP_PATTERN
     phase_patterns: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PHASE_PATTERNS))
+    rules_sha256: str | None = None
     launches: pl.DataFrame | None = None
     shapes: pl.DataFrame | None = None
     calls: pl.DataFrame | None = None

@@ -1,4 +1,4 @@
-"""How long would the step be, if? Predicted steps from a replay of the recorded run, with the error of the replay.
+"""How long would the step be with other communication, ranks or buckets?
 
     predicted = recorded x replay(changed) / replay(unchanged)             mean over the steady steps but the first
     band      = predicted x (1 ± error)
@@ -20,9 +20,11 @@ Caps that differ less, for any link that the fit allows, cannot be told apart, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -32,13 +34,14 @@ from nsysddp.dependencies.graph import Graph, build
 from nsysddp.model.errors import AnalysisError, UsageError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
-from nsysddp.model.units import BYTES_PER_MIB, ms
+from nsysddp.model.units import BYTES_PER_MIB, ms, ns_from_ms
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import buckets as bucket_analysis
 from nsysddp.questions.contention import contention
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import slowdowns
 from nsysddp.questions.link import Link, fit_link
+from nsysddp.questions.question import Option, Question
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 
 if TYPE_CHECKING:
@@ -857,3 +860,92 @@ def _warnings(model: _Model, wire: _Wire | None) -> tuple[Warning, ...]:
             )
         )
     return tuple(made)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of numbers", do="write 1,4,16") from None
+    if not all(0 < value < 1e6 for value in values) or len(set(values)) < len(values):
+        raise UsageError(f"{text!r}: each number must be above 0 and given once")
+    return values
+
+
+def _sizes(path: str) -> tuple[int, ...]:
+    file = Path(path)
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the parameter sizes: {error.strerror}", file=file.name) from error
+    except ValueError as error:
+        raise UsageError("the parameter sizes are not JSON", file=file.name) from error
+    if not isinstance(read, list) or not read or not all(type(size) is int and size > 0 for size in read):
+        raise UsageError(
+            "the parameter sizes are no list of bytes",
+            file=file.name,
+            do="write [4096, 4194304, ...] in ready order",
+        )
+    return tuple(read)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is no step", do="give milliseconds above 0")
+    return value
+
+
+def _run(context: Context, options: Mapping[str, Any]) -> Result:
+    measured = options["measured_step"]
+    ask = Ask(
+        caps_mib=tuple(options["bucket_cap"]),
+        faster=tuple(options["faster"]),
+        orders=tuple(options["bucket_order"]),
+        parameter_bytes=options["parameters"],
+        measured_step_ns=None if measured is None else ns_from_ms(measured),
+    )
+    return whatif(context, ask, graph=context.graph)
+
+
+QUESTION = Question(
+    name="whatif",
+    ask="How long would the step be with other communication, ranks or buckets?",
+    more="From a replay of the recorded run. Each prediction has an error band; where bands of bucket caps overlap, "
+    "none is named the best. The error of replaying the run unchanged is shown.",
+    tables=TABLES,
+    run=_run,
+    shown=WHATIF.name,
+    reads=frozenset({"launches", "host_calls", "shapes"}),
+    options=(
+        Option("bucket_cap", "Bucket caps to predict, e.g. 1,4,16,25,64.", _numbers, (), "MIB,..."),
+        Option(
+            "bucket_order",
+            "Fill buckets as gradients get ready, or the other way round; repeatable.",
+            str,
+            (),
+            choices=("ready", "reverse"),
+            multiple=True,
+        ),
+        Option("faster", "Factors by which communication is faster.", _numbers, (2.0,), "K,..."),
+        Option(
+            "parameters",
+            "JSON list of the parameters' sizes in bytes, in the order in which their gradients get ready.",
+            _sizes,
+            None,
+            "FILE",
+        ),
+        Option(
+            "measured_step",
+            "Mean step in ms of the same setting without the profiler: predict that run.",
+            _milliseconds,
+            None,
+            "MS",
+        ),
+    ),
+    whole_capture=True,
+    examples=("report.sqlite", "report.sqlite --bucket-cap 1,4,16,25,64"),
+)
