@@ -25,7 +25,8 @@ EXIT_CODES = {
     3: "unreadable input",
     4: "no GPU events to analyse",
     5: "rank conflict",
-    6: "undecidable: the trace cannot tell (check)",
+    6: "undecidable: the trace cannot tell (check, whatif)",
+    7: "nothing is wrong, but not everything could be checked: not verified (verify)",
 }
 """Every exit code with its meaning; the README's table is made from it."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FORMAT = "nsysddp evidence 1"
 SCHEMA_VERSION = 1
 QUESTION = "How much communication is hidden, and what is exposed?"
-LIBRARIES = ("numpy", "polars", "matplotlib", "jinja2")
+LIBRARIES = ("numpy", "polars", "matplotlib", "pillow", "jinja2")
 """Libraries whose version can change a byte of a bundle."""
 
 
@@ -55,7 +55,6 @@ class Request:
         reading: how the runs are read.
         allow_unlike: compare although the sides differ.
         with_export: put redacted minimal exports in.
-        command: the command line, paths by their base names.
     """
 
     question: str
@@ -63,7 +62,6 @@ class Request:
     reading: Reading
     allow_unlike: bool = False
     with_export: bool = False
-    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,11 +148,11 @@ def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
     members: dict[str, bytes] = dict(copies)
     members.update(_figures(evidence))
     members.update(_tables(evidence))
-    members["evidence.json"] = _json(document(evidence))
+    members["evidence.json"] = json_bytes(document(evidence))
     members["evidence.schema.json"] = schema_text().encode()
     members["report.html"] = _page(evidence).encode()
     members["evidence.md"] = review(evidence, sorted(members)).encode()
-    members["manifest.json"] = _json(manifest(evidence, members))
+    members["manifest.json"] = json_bytes(manifest(evidence, members))
     return members
 
 
@@ -189,6 +187,8 @@ def document(evidence: Evidence) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "nsysddp", "version": nsysddp.__version__},
         "question": evidence.request.question,
+        "reading": evidence.request.reading.as_dict(),
+        "allow_unlike": evidence.request.allow_unlike,
         "claims": [answer.as_dict() for answer in evidence.answers],
         "comparison": compared,
         "runs": [_run(side, run) for side, run in evidence.sides],
@@ -212,7 +212,8 @@ def _run(side: str, run: Loaded) -> dict[str, Any]:
     }
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """A JSON member as this package writes it."""
     return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=False) + "\n").encode()
 
 
@@ -230,6 +231,7 @@ def json_schema() -> dict[str, Any]:
 
     spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
     text, nullable = {"type": "string"}, {"type": ["string", "null"]}
+    whole = {"type": ["integer", "null"]}
 
     def record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
         return {
@@ -311,6 +313,21 @@ def json_schema() -> dict[str, Any]:
                 "schema_version": {"const": SCHEMA_VERSION},
                 "tool": record({"name": {"const": "nsysddp"}, "version": text}),
                 "question": text,
+                "reading": record(
+                    {
+                        "per": {"enum": ["step", "capture"]},
+                        "from_ns": whole,
+                        "to_ns": whole,
+                        "first_step": whole,
+                        "last_step": whole,
+                        "skip_warmup": {"type": "integer"},
+                        "step_pattern": text,
+                        "phase_patterns": {"type": "object", "additionalProperties": text},
+                        "clock_tolerance_ns": {"type": "integer"},
+                        "rules": nullable,
+                    }
+                ),
+                "allow_unlike": {"type": "boolean"},
                 "claims": listed(claim),
                 "comparison": {"anyOf": [comparison, {"type": "null"}]},
                 "runs": listed(run),
@@ -345,28 +362,30 @@ def _tables(evidence: Evidence) -> dict[str, bytes]:
 def _figures(evidence: Evidence) -> dict[str, bytes]:
     from nsysddp.render.compare import draw_comparison
     from nsysddp.render.decomposition import draw_decomposition
+    from nsysddp.render.drawn import drawn
     from nsysddp.render.timeline import draw_timeline
 
     first = evidence.new[0]
-    drawn: dict[str, Figure] = {
+    pictures: dict[str, Figure] = {
         "timeline": draw_timeline(first.context),
         "decomposition": draw_decomposition(first.result),
     }
     if evidence.comparison is not None:
-        drawn["comparison"] = draw_comparison(evidence.comparison)
-    return {
-        f"figures/{name}.{kind}": _picture(figure, kind)
-        for name, figure in drawn.items()
-        for kind in ("png", "svg")
-    }
+        pictures["comparison"] = draw_comparison(evidence.comparison)
+    made: dict[str, bytes] = {}
+    for name, figure in pictures.items():
+        # Before it is drawn: that can move what it holds.
+        data = drawn(figure)
+        made |= {f"figures/{name}.{kind}": _picture(figure, kind, data) for kind in ("png", "svg")}
+    return made
 
 
-def _picture(figure: Figure, kind: str) -> bytes:
+def _picture(figure: Figure, kind: str, data: str) -> bytes:
     from nsysddp.render.timeline import save
 
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"picture.{kind}"
-        save(figure, path)
+        save(figure, path, data=data)
         return path.read_bytes()
 
 
@@ -410,7 +429,13 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
         "format": FORMAT,
         "tool": {"name": "nsysddp", "version": nsysddp.__version__},
         "versions": versions(),
-        "command": list(request.command),
+        "command": command(
+            request,
+            [
+                (side, run.source.name, [file.name for file in run.files], len(run.source.reports))
+                for side, run in evidence.sides
+            ],
+        ),
         "request": {
             "question": request.question,
             "claims": [{"name": claim.name, "claim": claim.text} for claim in request.claims],
@@ -424,6 +449,29 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
             for name, content in sorted(members.items())
         },
     }
+
+
+def command(request: Request, runs: Sequence[tuple[str, str, Sequence[str], int]]) -> list[str]:
+    """A command line that makes the bundle, by base names; it follows from the request, so that it can be checked.
+
+    Args:
+        request: what was wanted.
+        runs: side and name of each run, names of its files, and how many of those are reports.
+    """
+    inputs: dict[str, list[str]] = {"new": [], "base": []}
+    for side, name, of_run, reports in runs:
+        own = list(of_run[:reports])
+        inputs[side] += own if name.startswith(", ".join(own)) else [name]
+    words = ["nsysddp", "evidence", *inputs["new"]]
+    if inputs["base"]:
+        words += ["--compare", *inputs["base"]]
+    if request.question != QUESTION:
+        words += ["--question", request.question]
+    for claim in request.claims:
+        words += ["--claim", claim.text]
+    words += request.reading.options
+    words += ["--allow-unlike"] if request.allow_unlike else []
+    return [visible(word) for word in (*words, *(["--with-export"] if request.with_export else []))]
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
 from nsysddp.model.names import visible
+from nsysddp.model.units import NS_PER_US, ms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -103,6 +104,29 @@ class Reading:
         if not all(isinstance(text, str) for pair in patterns.items() for text in pair):
             raise ValueError("phase patterns that are no text")
         return cls(**content)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command line that ask for it; of rules only that there are some."""
+        default = Reading()
+        first, last = ("" if bound is None else str(bound) for bound in (self.first_step, self.last_step))
+        spelled = (
+            ("--per", self.per if self.per != default.per else None),
+            ("--from", None if self.from_ns is None else f"{ms(self.from_ns):.6f}"),
+            ("--to", None if self.to_ns is None else f"{ms(self.to_ns):.6f}"),
+            ("--steps", f"{first}:{last}" if first or last else None),
+            ("--skip-warmup", str(self.skip_warmup) if self.skip_warmup else None),
+            ("--step-pattern", self.step_pattern if self.step_pattern != default.step_pattern else None),
+            *(("--phase-pattern", f"{name}={pattern}") for name, pattern in self.phase_patterns.items()),
+            (
+                "--clock-tolerance",
+                f"{self.clock_tolerance_ns / NS_PER_US:g}"
+                if self.clock_tolerance_ns != default.clock_tolerance_ns
+                else None,
+            ),
+            ("--rules", None if self.rules is None else "rules.toml"),
+        )
+        return [word for name, value in spelled if value is not None for word in (name, value)]
 
     @property
     def selection(self) -> Selection:
