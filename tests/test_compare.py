@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nsysddp import cli, samples
 from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.schema import OVERLAP, RANK
 from nsysddp.questions.compare import (
     PATH_PARTS,
@@ -221,7 +221,7 @@ def test_unknown_figures_stay_unknown_with_the_reason() -> None:
 
 def test_without_steps_nothing_is_called_a_step() -> None:
     row = window(0, 0, (100, 0, 0, 0, 0, 0)) | {"step": None, "step_index": None}
-    with pytest.raises(UsageError, match="no step can be compared"):
+    with pytest.raises(CannotTell, match="no step can be compared"):
         compare([run_from([row])], [run_from([row])])
 
 

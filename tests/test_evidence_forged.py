@@ -130,7 +130,7 @@ def test_no_value_or_key_of_the_json_can_be_forged(
         if place[:1] == ("files",) and len(place) > 0:
             continue  # the list of hashes is written anew with the seal; see below
         if any(isinstance(step, int) and step > 1 for step in place) or (
-            name == "evidence.json" and ("tables" in place or "rows" in place) and tried % 7
+            name == "evidence.json" and ("tables" in place or "rows" in place) and tried % 23
         ):
             tried += 1
             continue

@@ -15,7 +15,7 @@ from importlib import import_module
 import click
 
 import nsysddp
-from nsysddp.model.errors import NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
+from nsysddp.model.errors import CannotTell, NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
 from nsysddp.questions.question import VERBS, asked
 
 EXIT_CODES = {
@@ -25,7 +25,7 @@ EXIT_CODES = {
     3: "unreadable input",
     4: "no GPU events to analyse",
     5: "rank conflict",
-    6: "undecidable: the trace cannot tell (check, whatif)",
+    6: "undecidable: the trace cannot tell (check, compare, whatif)",
     7: "nothing is wrong, but not everything could be checked: not verified (verify)",
 }
 """Every exit code with its meaning; the README's table is made from it."""
@@ -117,6 +117,8 @@ def exit_code(error: NsysddpError) -> int:
     """The documented exit code of an error."""
     if isinstance(error, UsageError):
         return 2
+    if isinstance(error, CannotTell):
+        return 6
     if isinstance(error, RankConflict):
         return 5
     if isinstance(error, NoGpuEvents):

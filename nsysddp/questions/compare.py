@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.names import ranks_text
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.questions.statistics import MIN_RUNS, Difference, Floats, difference
@@ -560,6 +560,7 @@ def compare(base: Sequence[Run], new: Sequence[Run], *, allow_unlike: bool = Fal
 
     Raises:
         UsageError: a side is empty, or the sides are unlike.
+        CannotTell: no step can be compared.
         AnalysisError: an account does not balance.
     """
     if not base or not new:
@@ -586,7 +587,7 @@ def compare(base: Sequence[Run], new: Sequence[Run], *, allow_unlike: bool = Fal
         "unlike": differing,
     }
     if not tables["comparison"].filter(pl.col("rank").is_null() & pl.col("difference").is_not_null()).height:
-        raise UsageError(
+        raise CannotTell(
             "no step can be compared: the trace shows none that every rank has",
             do="mark steps with NVTX (nsysddp.annotate), or give --step-pattern; see nsysddp analyze of each run",
         )

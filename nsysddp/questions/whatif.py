@@ -31,7 +31,7 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.dependencies.graph import Graph, build
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import BYTES_PER_MIB, ms, ns_from_ms
@@ -171,13 +171,14 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
         The tables ``whatif``, ``whatif_replay`` and ``whatif_link``.
 
     Raises:
-        UsageError: a bucket scenario on a trace that does not show buckets.
-        AnalysisError: the trace has no host calls, or its replay is circular.
+        CannotTell: the trace has no host calls, or does not show the buckets that a scenario is about.
+        UsageError: the parameters are not those of the buckets.
+        AnalysisError: the replay is circular.
     """
     ask = ask or Ask()
     trace = context.trace
     if trace.calls is None or trace.calls.is_empty():
-        raise UsageError("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
+        raise CannotTell("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
     graph = build(trace) if graph is None else graph
     model = _Model.of(context, graph, ask)
     rows = [model.row("unchanged", model.program)]
@@ -499,7 +500,7 @@ def _bucket_scenarios(
         if not wanted and table.is_empty():
             return [], None, None
         buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
-    except UsageError as error:
+    except (CannotTell, UsageError) as error:
         if wanted:
             raise
         return [_nothing("optimizer_in_backward", str(error).partition("; ")[0])], None, None
@@ -513,7 +514,7 @@ def _bucket_scenarios(
     if not wanted:
         return rows, wire, buckets
     if wire is None:
-        raise UsageError(
+        raise CannotTell(
             "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
         )
     remodel = _Remodel(model, buckets, wire, captured_layout(buckets))
