@@ -517,7 +517,21 @@ def test_repeats_of_captures_on_both_sides(tmp_path: Path, tool: Tool) -> None:
         f"{side}-{n}" for side in ("new", "base") for n in range(3)
     ]
     assert document["runs"][0]["facts"]["bucket cap mib"] == "4"
-    assert "The new side is faster" in members["evidence.md"].decode()
+    page = members["evidence.md"].decode()
+    verdict = page.partition("## Claims")[0]
+    parts = (
+        "**Overlap on every rank",
+        "new-1, new-2 say the same",
+        "The new side is faster",
+        "**Not known:**",
+    )
+    assert [verdict.index(part) for part in parts] == sorted(verdict.index(part) for part in parts)
+    assert "95 % interval" in verdict
+    assert "the cost of link contention: PCIe, NVLink and NIC were not sampled" in verdict
+    html = members["report.html"].decode()
+    assert 0 < html.index("<dt>Against the base</dt><dd>The new side is faster") < html.index('id="ranks"')
+    section = html[html.index('<section id="comparison">') :]
+    assert section.count('class="line') > 5, "every interval is drawn in the page too"
     for given in ([tmp_path], []):
         outcome = verify(out, given)
         assert outcome.holds, outcome.problems

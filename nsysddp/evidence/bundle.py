@@ -36,6 +36,8 @@ from nsysddp.model.warnings import Warning
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nsysddp.dependencies.graph import Graph
+    from nsysddp.evidence.review import Answer
     from nsysddp.questions.compare import Comparison
 
 FORMAT = "nsysddp evidence 1"
@@ -143,15 +145,17 @@ def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
         evidence: the runs and what follows.
         copies: redacted exports that go in, by member name.
     """
-    from nsysddp.evidence.review import review
+    from nsysddp.evidence.review import answer_of, review
 
+    graph, diagnosis = _diagnosis(evidence.new[0])
+    answer = answer_of(evidence, None if diagnosis is None else diagnosis["diagnosis_unjudged"])
     members: dict[str, bytes] = dict(copies)
     members.update(_figures(evidence))
     members.update(_tables(evidence))
     members["evidence.json"] = json_bytes(document(evidence))
     members["evidence.schema.json"] = schema_text().encode()
-    members["report.html"] = _page(evidence).encode()
-    members["evidence.md"] = review(evidence, sorted(members)).encode()
+    members["report.html"] = _page(evidence, answer, graph, diagnosis).encode()
+    members["evidence.md"] = review(evidence, answer, sorted(members)).encode()
     members["manifest.json"] = json_bytes(manifest(evidence, members))
     return members
 
@@ -273,6 +277,7 @@ def json_schema() -> dict[str, Any]:
             "schema_version": {"type": "integer"},
             "verdict": text,
             "sentence": text,
+            "which_is_which": listed(text),
             "base": listed(text),
             "new": listed(text),
             "tables": record({name: table(one) for name, one in compare.TABLES.items()}),
@@ -389,11 +394,19 @@ def _picture(figure: Figure, kind: str, data: str) -> bytes:
         return path.read_bytes()
 
 
-def _page(evidence: Evidence) -> str:
+def _diagnosis(run: Loaded) -> tuple[Graph, Result | None]:
+    """The graph of a run, and its diagnosis; None where the selection cuts time."""
     from nsysddp.dependencies.graph import build as build_graph
-    from nsysddp.questions.buckets import buckets
     from nsysddp.questions.diagnosis import diagnose
-    from nsysddp.render.compare import sentence
+
+    graph = build_graph(run.context.trace)
+    # The critical path and what costs time on it are of whole steps.
+    return graph, None if run.path is None else diagnose(run.context, graph=graph, paths=run.path)
+
+
+def _page(evidence: Evidence, answer: Answer, graph: Graph, diagnosis: Result | None) -> str:
+    from nsysddp.questions.buckets import buckets
+    from nsysddp.render.compare import sentence, which_is_which
     from nsysddp.render.html import html_report
 
     first = evidence.new[0]
@@ -402,19 +415,21 @@ def _page(evidence: Evidence) -> str:
         comparison = Result(
             first.result.trace,
             dict(evidence.comparison.tables),
-            (Finding("comparison", sentence(evidence.comparison)),),
+            tuple(
+                Finding("comparison", text)
+                for text in (sentence(evidence.comparison), *which_is_which(evidence.comparison))
+            ),
             evidence.comparison.assumptions,
             tuple(Warning("comparison", 1, text) for text in evidence.comparison.warnings),
         )
-    graph = build_graph(first.context.trace)
     return html_report(
         first.result,
         context=first.context,
         critical_path=first.path,
         buckets=buckets(first.context, graph=graph),
-        # The critical path and what costs time on it are of whole steps.
-        diagnosis=None if first.path is None else diagnose(first.context, graph=graph, paths=first.path),
+        diagnosis=diagnosis,
         comparison=comparison,
+        answers=answer.parts(),
         provenance=dict(sorted((first.recorded.facts or {}).items())),
     )
 
