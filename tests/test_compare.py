@@ -641,7 +641,7 @@ def test_command_reads_kept_runs(captures: Path, tool: Tool, tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["base-1", "--with"], "requires an argument"),
-        (["base-1"], "Missing option '--with'"),
+        (["base-1"], "one other side is needed"),
         (["base-1", "--with", "base-1"], "given twice"),
         (["base-1", "--with", "nothing"], "nothing"),
     ],

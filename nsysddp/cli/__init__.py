@@ -51,6 +51,7 @@ _ORDER = (
     "capture",
     "sweep",
     "runs",
+    "baseline",
     "query",
     "doctor",
     "demo",

@@ -442,8 +442,10 @@ def facts_of(capture: Mapping[str, Any]) -> dict[str, str]:
             facts.setdefault(key.replace("_", " "), _text(workload[key]))
     for key, value in (workload.get("options") or {}).items():
         facts.setdefault(spelled.get(key, f"option {key.replace('_', ' ')}"), _text(value))
-    flags, program, arguments = _command((capture.get("command") or {}).get("profile") or [])
-    facts.update({"nsys flags": " ".join(flags), "program": program})
+    profile = (capture.get("command") or {}).get("profile")
+    flags, program, arguments = _command(profile or [])
+    if profile:  # a results database keeps no command line: what it said is then not known, and not nothing
+        facts.update({"nsys flags": " ".join(flags), "program": program})
     if not workload.get("options"):
         facts.update(_arguments(arguments))
     for key, value in (capture.get("versions") or {}).items():
@@ -613,6 +615,17 @@ def _warnings(base: Sequence[Run], new: Sequence[Run], differing: pl.DataFrame) 
             f"without run.json of a capture it is not known whether {', '.join(UNRECORDED)} were alike "
             f"({', '.join(dict.fromkeys(bare))})"
         )
+    every = (*base, *new)
+    partly = {
+        what: [run.name for run in every if run.recorded and what not in run.facts]
+        for what in UNRECORDED
+        if any(what in run.facts for run in every)
+    }
+    said += [
+        f"it is not known whether {what} was alike: not kept of {', '.join(dict.fromkeys(names))}"
+        for what, names in partly.items()
+        if names
+    ]
     for run in (*base, *new):
         absent = sorted(rank for _, rank in run.unknown if rank is not None and rank not in run.windows)
         if absent:
