@@ -29,7 +29,7 @@ from nsysddp.ingest.report import (
 )
 from nsysddp.join import clocks
 from nsysddp.join.identity import Lane, assign_ranks, host_aliases
-from nsysddp.join.match import ALL_KINDS, Kernels, match
+from nsysddp.join.match import ALL_KINDS, Kernels, Matched, match
 from nsysddp.model import schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
 from nsysddp.model.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
@@ -348,8 +348,9 @@ class _Run:
                 self._read_launches(ordered, rank, ranked, sought)
         class_code = names["class"].to_physical().to_numpy()[ordered["name"]]
         self._copies_of_nccl(ordered, class_code, operations, rank, ranked)
-        kernels, collectives = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
-        offsets = self._align(kernels, ordered, rank, ranked)
+        matched = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
+        offsets = self._align(matched.kernels, ordered, rank, ranked)
+        collectives = self._matched(matched, offsets)
         offset_of_rank = {
             int(lane.rank or 0): offsets[self.parts[lane.report].clock].offset_ns for lane in ranked
         }
@@ -818,7 +819,7 @@ class _Run:
         operations: pl.DataFrame,
         rank_process: dict[int, int],
         ranked: Sequence[Lane],
-    ) -> tuple[Kernels, pl.DataFrame]:
+    ) -> Matched:
         rows = np.flatnonzero(class_code == _CLASS_CODES["communication"])
         code = np.array(
             [ALL_KINDS.index(kind) if kind else NONE for kind in names["kind"].to_list()], np.int64
@@ -838,8 +839,11 @@ class _Run:
             operations, _process_of(ranked, rank[rows]), launch.thread, launch.start, launch.known, rank[rows]
         )
         worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
-        found = match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
-        reasons = {how: count for how, count in sorted(found.counts.items()) if how.startswith("unmatched:")}
+        return match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
+
+    def _matched(self, found: Matched, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:
+        table, counts = found.on_axis({number: clock.offset_ns for number, clock in offsets.items()})
+        reasons = {how: count for how, count in sorted(counts.items()) if how.startswith("unmatched:")}
         self.notes.warn(
             "unmatched_collectives",
             sum(reasons.values()),
@@ -851,12 +855,12 @@ class _Run:
             found.offsets,
             "communicators in which the capture began at another collective on a rank; matched after shifting",
         )
-        if found.counts["order"]:
+        if counts["order"]:
             self.notes.assumptions.append(
-                f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, "
+                f"{counts['order']} communication kernels are matched over ranks by stream, order and kind, "
                 "because no NCCL payload says which belong together (export with --include-blobs=true)"
             )
-        return kernels, found.table
+        return table
 
     def _align(
         self,
