@@ -30,6 +30,7 @@ from nsysddp.ingest.report import (
 from nsysddp.join import clocks
 from nsysddp.join.identity import Lane, assign_ranks, host_aliases
 from nsysddp.join.match import ALL_KINDS, Kernels, Matched, match
+from nsysddp.join.sharing import shared_gpus
 from nsysddp.model import schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
 from nsysddp.model.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
@@ -281,7 +282,7 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                     report=number,
                     report_name=part.report.name,
                     process=part.first_process + process,
-                    pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                    pid=_pid(global_pid),
                     device=device,
                     host_key=host,
                     first_ns=first + part.shift,
@@ -290,6 +291,11 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                 )
             )
     return lanes
+
+
+def _pid(global_pid: int) -> int | None:
+    """Process id on its host; None in reduced exports, whose events name no process."""
+    return (global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None
 
 
 def _classes(code: NDArray[np.uint8]) -> pl.Series:
@@ -322,6 +328,7 @@ class _Run:
     progress: Progress | None
     calls: host.Launches | None = None
     sought: NDArray[np.int64] | None = None
+    silent: Sequence[tuple[str, int]] = ()
 
     def trace(
         self,
@@ -336,6 +343,7 @@ class _Run:
         ranges, operations = self._host_frames()
         gpus = [self._gpus(part) for part in self.parts]
         ranked = self._ranked(ranges, gpus)
+        self.silent = self._without_gpu_events(gpus)
         names, name_of = self._names()
         ordered, rank = self._ordered(ranked, name_of, keep_rows=shapes)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
@@ -371,7 +379,7 @@ class _Run:
         )
         processes = self._processes()
         self._describe_missing(names)
-        return Trace(
+        made = Trace(
             ranks=self._rank_table(ranked, events, names, gpus, offsets),
             processes=processes,
             events=schema.EVENTS.check(events),
@@ -394,6 +402,8 @@ class _Run:
             warnings=self.notes.warnings(),
             assumptions=tuple(self.notes.assumptions),
         )
+        of_one_gpu = shared_gpus(made)
+        return replace(made, warnings=(*of_one_gpu, *made.warnings)) if of_one_gpu else made
 
     # --- who ------------------------------------------------------------------------------------------------
 
@@ -452,6 +462,30 @@ class _Run:
             )
         return ranked
 
+    def _without_gpu_events(self, gpus: Sequence[Any]) -> list[tuple[str, int]]:
+        """Report and pid of the processes that launched work of which the report holds no GPU event."""
+        silent = []
+        shown = 0
+        for part, (mapping, _) in zip(self.parts, gpus, strict=True):
+            pids = {_pid(part.processes.values[process]) for process, _ in part.events.lanes}
+            shown += len(pids)
+            others = {pid for pid, _ in mapping} | {_pid(value) for value in part.processes.values}
+            if RUNTIME in part.report.tables and None not in pids:
+                silent += [
+                    (part.report.name, pid)
+                    for pid in sorted(pid for pid in others - pids if pid is not None)
+                    if sql.rows(part.report, "launching_process", pid=pid)
+                ]
+        if silent:
+            which = ", ".join(f"pid {pid} of {name}" for name, pid in silent)
+            self.notes.warn(
+                "process_without_gpu_events",
+                len(silent),
+                f"GPU data for {shown} of {shown + len(silent)} processes: {which} launched work of which the report "
+                "holds no GPU event; nothing is said of its rank (capture again; nsys says why in its diagnostics)",
+            )
+        return silent
+
     def _doubt_world_sizes(self, ranked: Sequence[Lane]) -> None:
         """Say where the ranks and what they tell of the size of their job do not fit together."""
         worlds = sorted({lane.world_size for lane in ranked if lane.world_size is not None})
@@ -479,7 +513,7 @@ class _Run:
                     {
                         "process": part.first_process + code,
                         "report": number,
-                        "pid": (global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                        "pid": _pid(global_pid),
                         "host": self.hosts[number],
                     }
                 )
@@ -839,6 +873,8 @@ class _Run:
             operations, _process_of(ranked, rank[rows]), launch.thread, launch.start, launch.known, rank[rows]
         )
         worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
+        if self.silent:  # processes that worked on GPUs, too, are ranks that nobody recorded
+            worlds.append(len(ranked) + len(self.silent))
         return match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
 
     def _matched(self, found: Matched, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:

@@ -17,9 +17,11 @@ WARNING_CODES: dict[str, str] = {
     "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed, or with numbers that cannot be",
     "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
     "rank_beyond_world_size": "ranks whose numbers are not below the size of the job that they name",
+    "process_without_gpu_events": "processes that launched work of which the report holds no GPU event",
     "ranges_without_thread": "NVTX ranges that name no thread, in a report of several processes, left out",
     "renamed_table": "a versioned table name was read as its plain one",
     "sequence_offset": "the capture began at another collective on a rank; matched after shifting",
+    "shared_gpu": "ranks that ran on one physical GPU; the lengths of their kernels include each other's time",
     "shifted_times": "the export was made with normalised or shifted times",
     "steps_without_gpu_events": "step ranges in which a rank launched nothing have no window",
     "suspected_collectives": "unclassified kernels that are named like collectives",
@@ -31,6 +33,10 @@ WARNING_CODES: dict[str, str] = {
     "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",
 }
 """Every warning code of `nsysddp analyze`; the README's list is made from it."""
+
+
+OF_THE_WHOLE = ("process_without_gpu_events", "shared_gpu")
+"""Warnings without which no answer about the run can be read; every answer repeats them."""
 
 
 @dataclass(frozen=True)
