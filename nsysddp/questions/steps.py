@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.errors import NoGpuEvents, UsageError
+from nsysddp.model.markers import ASKED_PHASES
 from nsysddp.model.names import ranks_text
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
@@ -528,6 +529,7 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
                 "a last step that was still running when the profiler stopped is left out",
             )
         )
+    warnings.extend(_missing_phases(trace, attribution))
     if attribution.by_time:
         warnings.append(
             Warning(
@@ -564,6 +566,23 @@ def steady(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(~pl.col("is_warmup") | pl.col("is_warmup").all().over("rank"))
 
 
+def _others(trace: Trace, option: str) -> str:
+    """How other ranges are named that repeat, and the option that takes such a name."""
+    if not trace.other_ranges:
+        return f" (give {option})"
+    return f" (ranges that repeat: {', '.join(trace.other_ranges)}; give one with {option})"
+
+
+def _missing_phases(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
+    """Phases of which no range is named, where there are steps."""
+    named = set(attribution.phases["phase"].unique().to_list())
+    missing = [name for name in ASKED_PHASES if name not in named]
+    if not missing:
+        return ()
+    what = f"no range is named like {' or '.join(missing)}{_others(trace, '--phase-pattern NAME=REGEX')}"
+    return (Warning("missing_phases", len(missing), what),)
+
+
 def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
     if trace.launches is None:
         reason = (
@@ -576,7 +595,7 @@ def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
     elif not any("nvtx" in one.capabilities for one in trace.inputs):
         reason = "the report holds no NVTX ranges (capture with --trace=cuda,nvtx and mark steps)"
     else:
-        reason = "no NVTX range is named like a step (give --step-pattern)"
+        reason = f"no NVTX range is named like a step{_others(trace, '--step-pattern')}"
     return (Warning("no_steps", 1, f"{reason}; the whole capture is one window"),)
 
 
