@@ -40,13 +40,16 @@ class Trial:
         return "clean" if one is None else one.cause + (f":{one.how}" if one.how != "sleep" else "")
 
 
+CLEAN_SHARE = 0.12
+"""Of the jobs, beside those that draw it as one of the causes."""
+
 COMMON = (
     *("clean", "slow_rank", "slow_host", "pause_one", "pause_all"),
-    *("slow_link", "contention", "preemption"),
+    *("slow_link", "preemption"),
 )
 CAUSES: dict[str, tuple[str, ...]] = {
-    "dp": (*COMMON, "small_buckets", "one_bucket", "late_launch", "serialised", "peer_copies"),
-    "hsdp": (*COMMON, "no_prefetch", "one_queue", "slow_pair", "peer_copies"),
+    "dp": (*COMMON, "contention", "small_buckets", "one_bucket", "late_launch", "serialised", "peer_copies"),
+    "hsdp": (*COMMON, "contention", "no_prefetch", "one_queue", "slow_pair", "peer_copies"),
     "tp": (*COMMON, "slow_pair", "late_launch", "peer_copies"),
     "pp": (*COMMON, "slow_pair"),
     "ep": (*COMMON, "slow_pair", "peer_copies"),
@@ -58,7 +61,8 @@ def draw(seed: int, number: int, kinds: Iterable[str], causes: Iterable[str] | N
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choice(sorted(kinds))
     possible = [cause for cause in CAUSES[kind] if causes is None or cause in causes]
-    cause = rng.choice(possible or ["clean"])
+    clean = "clean" if "clean" in possible or not possible else possible[0]
+    cause = clean if rng.random() < CLEAN_SHARE else rng.choice(possible or [clean])
     job = _plain(rng, kind, cause, rng.randrange(1 << 30))
     step_ns = truth.mean(truth.lengths(job))
     if cause != "clean":
@@ -75,6 +79,8 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
     ranks, group = rng.choice(SHAPES[kind])
     layers = rng.randint(2, 4) if kind == "pp" else rng.randint(4, 12 if ranks < 16 else 6)
     layer_ns = rng.uniform(0.4, 1.5) * MS
+    if cause == "slow_host":  # a GPU that is not far slower than the host
+        layer_ns /= 3
     job = Job(
         kind=kind,
         ranks=ranks,
@@ -98,6 +104,7 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
         side=rng.choice(["after", "around"]),
         item_each_step=rng.random() < 0.25,
         marked=kind == "tp" or rng.random() < 0.4,
+        buffers=kind == "dp" and rng.random() < 0.2,
         seed=seed,
     )
     if cause == "small_buckets":  # many small parameters, and a link on which latency counts
@@ -105,7 +112,12 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
         job = replace(job, latency_ns=rng.randint(40, 80) * US, far_latency_ns=80 * US)
     hidden = {"contention": (0.6, 0.85), "one_bucket": (0.35, 0.7), "serialised": (0.35, 0.7)}
     job = _with_link(job, rng.uniform(*hidden.get(cause, (0.15, 0.6))))
-    return replace(job, activation_bytes=round(rng.uniform(0.02, 0.08) * job.layer_ns * job.gbps))
+    exchanged = rng.uniform(*((0.05, 0.12) if cause in ("slow_link", "slow_pair") else (0.02, 0.08)))
+    return replace(
+        job,
+        activation_bytes=round(exchanged * job.layer_ns * job.gbps),
+        far_gbps=job.gbps * rng.choice([1.0, 1.0, 0.6]),
+    )
 
 
 def _with_link(job: Job, share: float) -> Job:
@@ -161,7 +173,7 @@ def _plant(rng: random.Random, job: Job, cause: str, step_ns: float) -> Planted:
     return Planted(cause, size, rank, phase, how, pair)
 
 
-LARGEST = {"slow_rank": 2.5, "slow_host": 12, "slow_link": 6, "slow_pair": 8, "contention": 2.2}
+LARGEST = {"slow_rank": 2.5, "slow_host": 12, "slow_link": 8, "slow_pair": 10, "contention": 2.2}
 """Beyond that a cause is no longer one that is seen in practice."""
 
 
