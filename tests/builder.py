@@ -905,10 +905,10 @@ class Process:
     # Order between streams, and waiting on the host
 
     def record(
-        self, event: int, stream: int, at: float, *, thread: int | None = None, context: int = 1
+        self, event: int, stream: int, at: float | Span, *, thread: int | None = None, context: int = 1
     ) -> int:
-        """Record a CUDA event on a stream; returns its sync id."""
-        correlation, _ = self._launch("cudaEventRecord_v3020", (at, at), AT_EVENT, thread, None)
+        """Record a CUDA event on a stream by a call at ``at``; returns its sync id."""
+        correlation, _ = self._launch("cudaEventRecord_v3020", (0, 0), at, thread, None)
         sync = self.next_event_sync
         self.next_event_sync += 1
         self._recorded[event] = sync
@@ -942,10 +942,16 @@ class Process:
         )
 
     def wait(
-        self, event: int, stream: int, at: float, *, thread: int | None = None, sync_id: int | None = None
+        self,
+        event: int,
+        stream: int,
+        at: float | Span,
+        *,
+        thread: int | None = None,
+        sync_id: int | None = None,
     ) -> int:
         """Make a stream wait for the newest record of an event (``sync_id`` names another one)."""
-        correlation, call = self._launch("cudaStreamWaitEvent_v3020", (at, at), AT_EVENT, thread, None)
+        correlation, call = self._launch("cudaStreamWaitEvent_v3020", (0, 0), at, thread, None)
         sync = self._recorded.get(event, 0) if sync_id is None else sync_id
         self._sync_row(call, SYNC_STREAM_WAIT, stream, event, sync, correlation)
         return correlation
