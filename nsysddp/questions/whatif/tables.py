@@ -1,0 +1,92 @@
+"""What can be asked of a what-if, and the tables of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+
+WHATIF = Table(
+    "whatif",
+    "one scenario",
+    (
+        Column(
+            "scenario", TEXT, "unchanged, no_communication, faster_K, no_straggler, ..., cap_MIB, order_NAME"
+        ),
+        Column("step_ns", INT, "predicted mean steady step; null with a reason"),
+        Column("low_ns", INT, "lower end of the band"),
+        Column("high_ns", INT, "upper end of the band"),
+        Column("change_ns", INT, "predicted - unchanged"),
+        Column("change_ratio", FLOAT, "change_ns / unchanged"),
+        Column("error_ratio", FLOAT, "half the band over the prediction"),
+        Column("buckets", INT, "bucket scenarios: number of buckets"),
+        Column("last_bucket_bytes", INT, "bucket scenarios: bytes of the last bucket"),
+        Column(
+            "excess_ratio",
+            FLOAT,
+            "caps: least excess over the shortest cap, over all links that the fit allows",
+        ),
+        Column("is_captured", FLAG, "bucket scenarios: the layout is the captured one"),
+        Column("reason", TEXT, "why there is no prediction, or what limits it"),
+    ),
+)
+
+WHATIF_REPLAY = Table(
+    "whatif_replay",
+    "one step: recorded, and replayed with nothing changed",
+    (
+        Column("step", TEXT, "name of the step; null for the whole capture"),
+        Column("step_index", INT, "0-based order of the step; null for the whole capture"),
+        Column("is_used", FLAG, "steady, and not the first"),
+        Column(
+            "recorded_ns",
+            INT,
+            "from the end of the steps before to the end of its last event, over all ranks",
+        ),
+        Column("replayed_ns", INT, "the same in the replay"),
+        Column("error_ratio", FLOAT, "replayed / recorded - 1"),
+    ),
+)
+
+WHATIF_LINK = Table(
+    "whatif_link",
+    "the fitted transfer time of gradient collectives",
+    (
+        Column("kind", TEXT, "collective kind"),
+        Column("group_size", INT, "ranks in the communicator"),
+        Column("latency_ns", INT, "time of an empty message; null if one size only was seen"),
+        Column("bandwidth_gbps", FLOAT, "algorithm bandwidth of a large message, decimal GB/s"),
+        Column("error_ratio", FLOAT, "median relative deviation of the collectives from the line"),
+        Column("spread_ratio", FLOAT, "90th percentile of it"),
+        Column("smallest_bytes", INT, "smallest message seen"),
+        Column("largest_bytes", INT, "largest message seen"),
+        Column("small_bytes", INT, "typical message far below these (a barrier); null if none was seen"),
+        Column("small_ns", INT, "its time"),
+        Column("samples", INT, "collectives"),
+        Column("sizes", INT, "distinct sizes"),
+    ),
+)
+
+TABLES = (WHATIF, WHATIF_REPLAY, WHATIF_LINK)
+"""The tables of `nsysddp whatif`, in order."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to predict.
+
+    Attributes:
+        caps_mib: bucket caps.
+        faster: factors by which communication is faster.
+        orders: ``ready`` or ``reverse``: the order in which buckets are filled, with the captured bucket sizes' cap.
+        parameter_bytes: bytes of the parameters in ready order; None spreads a bucket's bytes evenly.
+        measured_step_ns: mean step without the profiler, for which predictions are made.
+        standard: also the scenarios that need no argument.
+    """
+
+    caps_mib: tuple[float, ...] = ()
+    faster: tuple[float, ...] = (2.0,)
+    orders: tuple[str, ...] = ()
+    parameter_bytes: tuple[int, ...] | None = None
+    measured_step_ns: int | None = None
+    standard: bool = True
