@@ -115,7 +115,7 @@ def _about_caps(caps: pl.DataFrame) -> Finding:
     if longer and len(same) > 1:
         text += f" Longer than these: {said(longer, changed=True)}."
     if unsure:
-        text += f" Predicted to be longer, but not for every link that fits: {said(unsure, changed=True)}."
+        text += f" Predicted to be longer, but by no more than the capture leaves open: {said(unsure, changed=True)}."
     rows = tuple({"table": "whatif", "scenario": name} for name in same)
     return Finding("bucket_caps", text, value=shortest["step_ns"], unit="ns", rows=rows, severity=2.0)
 

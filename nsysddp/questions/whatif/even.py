@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.replay import Draft, Program
+from nsysddp.dependencies.replay import ODD_NS, Draft, Program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +24,9 @@ def without_straggler(model: Model) -> Program | None:
     """Every event, and every call towards it, as long as on the median rank (of an even number the faster middle one).
 
     Events of the ranks match by step, phase, name and number in that; calls by the event that they lead to, API name
-    and number. What one rank alone ran or called is left out; of what only some ranks ran, the sum in a phase is cut to
-    the median rank's. Latency that no edge explains (another process on the GPU) is the median rank's too.
+    and number. What one rank alone ran, and a call of one rank alone that waited or took long, is left out; of what
+    only some ranks ran, the sum in a phase is cut to the median rank's. Latency that no edge explains (another process
+    on the GPU) is the median rank's too.
 
     Returns:
         The program; None if the ranks did not launch the same work, or there is one only.
@@ -104,7 +105,7 @@ def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
 
 
 def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> None:
-    """The same host time on all ranks: of calls, and between them; a call that one rank alone made takes none."""
+    """The same host time on all ranks: of calls, and between them; a costly call of one rank alone takes none."""
     trace, lines = model.context.trace, model.graph.lines
     assert trace.calls is not None
     towards = np.flatnonzero(lines.leads_to >= 0)
@@ -127,6 +128,7 @@ def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> 
     at_work = matched & ~calls["waits"].to_numpy()
     draft.duration[nodes[at_work]] = calls["even"].to_numpy()[at_work]
     draft.ahead_lag[nodes[matched]] = calls["even_gap"].to_numpy()[matched]
-    lonely = nodes[((calls["ranks"] == 1) & (calls["step"] >= 0)).to_numpy()]
+    extra = (calls["ranks"] == 1) & (calls["step"] >= 0) & (calls["waits"] | (calls["duration"] > ODD_NS))
+    lonely = nodes[extra.to_numpy()]
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)

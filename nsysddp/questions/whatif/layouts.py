@@ -14,7 +14,7 @@ from nsysddp.model.errors import UsageError
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions import buckets as bucket_analysis
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
-from nsysddp.questions.whatif.model import LEAST_VARIATION, Model
+from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.scenarios import nothing
 from nsysddp.questions.whatif.tables import Ask
 from nsysddp.questions.whatif.wire import Time, Wire
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Layout = Sequence[Sequence[int]]
-
-_LEVEL_AT_LEAST = 0.15
-"""Share of what the captured buckets in this model miss that counts for every layout; more for larger changes."""
 
 
 def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], Wire | None, Buckets | None]:
@@ -131,7 +128,7 @@ class _Remodel:
         stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
         reach = np.append(ratios, 1.0) if stays else ratios
         self.made[scenario] = _Made(ratios, stays, middle)
-        error = self._miss * min(1.0, max(_LEVEL_AT_LEAST, 2 * abs(middle - 1)))
+        error = self._miss * min(1.0, max(MISSED_AT_LEAST, 2 * abs(middle - 1)))
         return self.model.predicted(scenario, middle, reach.tolist(), error) | {
             "buckets": len(layout),
             "last_bucket_bytes": self._bytes(layout)[-1],
@@ -160,6 +157,7 @@ class _Remodel:
         """By how much each scenario is longer than the shortest, at least, over what the capture leaves open.
 
         Link by link, since all scenarios share the link; where sizes are unknown, also as if nothing could be divided.
+        Less what the model misses of steps that are known, as far as that counts between layouts.
         """
         if not scenarios:
             return {}
@@ -173,7 +171,8 @@ class _Remodel:
                 over = np.append(over, 1 / shortest.ratios)
             if shortest.may_stay:
                 over = np.append(over, one.ratios)
-            least[name] = float(over.min() - 1) if name != best else 0.0
+            missed = MISSED_AT_LEAST * (self.model.missed_ratio + self._miss)
+            least[name] = max(0.0, float(over.min() - 1) - missed) if name != best else 0.0
         return least
 
 

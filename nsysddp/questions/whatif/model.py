@@ -32,7 +32,7 @@ _FEW_STEPS = 3
 _FEW_STEPS_VARIATION = 0.05
 """Fewer steps than that say nothing about their own spread."""
 
-_MISSED_AT_LEAST = 0.15
+MISSED_AT_LEAST = 0.15
 """Share of what the replay misses of a measured step that counts for every prediction; more for larger changes."""
 
 _HOST_SCALES = (0.05, 2.0)
@@ -136,7 +136,7 @@ class Model:
 
         What the replay misses of a measured step counts as far as something changes: predictions are relative to it.
         """
-        missed = self.missed_ratio * min(1.0, max(_MISSED_AT_LEAST, 2 * abs(ratio - 1)))
+        missed = self.missed_ratio * min(1.0, max(MISSED_AT_LEAST, 2 * abs(ratio - 1)))
         return self.replay_error_ratio + self.variation_ratio + missed
 
     def mean_of(self, schedule: replay.Schedule, added: Mapping[int, int] | None = None) -> float:

@@ -18,7 +18,7 @@ from nsysddp.questions.whatif.even import without_straggler
 from nsysddp.questions.whatif.model import HOST_KINDS, Model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -71,12 +71,7 @@ def _without_communication(model: Model, communication: Flags) -> dict[str, obje
         return model.mean(gone.apart(communication))
 
     middle, low, high = mean(slowing.mid), mean(slowing.low), mean(slowing.high)
-    return model.row(
-        "no_communication",
-        middle,
-        *(low, high, mean(slowing.mid, 0.0)),
-        reason=_reason(model, middle, None if slowing.is_known else _UNKNOWN),
-    )
+    return _less(model, "no_communication", [middle, low, high, mean(slowing.mid, 0.0)])
 
 
 def _faster(model: Model, communication: Flags, factor: float) -> dict[str, object]:
@@ -99,12 +94,17 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         mean(apart, slowing.mid),
         mean(explained, slowing.mid),
     ]
-    return model.row(
-        f"faster_{factor:g}",
-        middle,
-        *others,
-        reason=_reason(model, middle, None if slowing.is_known else _UNKNOWN),
-    )
+    return _less(model, f"faster_{factor:g}", [middle, *others])
+
+
+def _less(model: Model, scenario: str, means: Sequence[float]) -> dict[str, object]:
+    """A row of a scenario that only takes away.
+
+    No step can get longer by that. The mean of the used steps can, where the step before them gets shorter by more.
+    """
+    middle = min(means[0], model.unchanged_ns)
+    doubt = None if model.slowing.is_known else _UNKNOWN
+    return model.row(scenario, middle, *means, reason=_reason(model, middle, doubt))
 
 
 def _without_contention(model: Model) -> dict[str, object]:

@@ -24,7 +24,7 @@ WHATIF = Table(
         Column(
             "excess_ratio",
             FLOAT,
-            "caps: least excess over the shortest cap, over all links that the fit allows",
+            "caps: by how much it is longer than the shortest cap, at least, for all that the capture leaves open",
         ),
         Column("is_captured", FLAG, "bucket scenarios: the layout is the captured one"),
         Column("reason", TEXT, "why there is no prediction, or what limits it"),
