@@ -433,6 +433,17 @@ def test_a_call_that_returns_early_is_no_host_stall(name: str) -> None:
     assert taken.get("host", 0) + taken.get("sync", 0) + taken["host_gap"] < 0.3
 
 
+def test_a_path_never_leads_through_work_that_begins_after_the_call_returned() -> None:
+    """A kernel of 5 us behind a call that returned 10 us before its end, by the clocks."""
+    scene = Scene()
+    scene.launch(0, 7, (2.005, 2.010), "a", ("main", 0.9, 1))
+    scene.synchronise(0, (1.5, 2), "cudaStreamSynchronize", stream=7)
+    scene.launch(0, 7, (3.1, 4), "b", ("main", 3, 3.1))
+    trace = scene.trace()
+    check(build(trace))
+    assert critical_path(trace, "capture")["critical_path"]["end_ns"].max() == 4 * MS
+
+
 def test_an_event_that_starts_before_its_launch_call_still_hangs_on_it() -> None:
     """
     main   [a 0-0.1)                 [b 10.003-10.010)

@@ -365,7 +365,9 @@ class _Waits:
         call, event = call[once], event[once]
         first = np.searchsorted(call, np.arange(self.begun.size + 1))
         holds = Sets(first.astype(np.int64), event)
-        awaited = holds.latest(self.end, self.end[event] > self.begun[call])
+        # What seems to have begun after the return is shorter than the clocks differ: no path can lead through it.
+        during = (self.end[event] > self.begun[call]) & (self.ready[event] <= self.returned[call])
+        awaited = holds.latest(self.end, during)
         waiting = np.flatnonzero(awaited >= 0)
         return _Waited(
             awaited,

@@ -166,6 +166,11 @@ def _assumptions(model: Model, ask: Ask, buckets: Buckets | None) -> tuple[str, 
         "kernels keep their recorded durations, but for what communication beside them costs where it is shorter or "
         "elsewhere, as far as contention is known"
     ]
+    used = int(model.steps.steady.sum())
+    said.append(
+        f"a step is its window of the critical path over all ranks, mean of {used} step{'s' if used > 1 else ''}: no "
+        "warm-up and, of several, not the first; each rank's own windows (analyze) differ from it"
+    )
     if ask.measured_step_ns is not None:
         said.append(
             f"the host's time is scaled by {model.host_scale:.2f}, so that the replay gives the step that was measured "

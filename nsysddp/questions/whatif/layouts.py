@@ -77,7 +77,7 @@ class _Made:
     """What a layout makes of the captured step, link by link.
 
     Attributes:
-        ratios: over the captured layout, one for each time of the wire.
+        ratios: over the captured layout, one for each time of the wire, and one with contention as it was.
         may_stay: sizes of parameters are unknown, so that it may be the captured layout after all.
         step_ratio: the prediction.
     """
@@ -122,7 +122,9 @@ class _Remodel:
         """A row of ``whatif``: the middle of what is likely, and a band over all that the capture leaves open."""
         means = [self._mean(layout, time) for time in self._times]
         slowed = self._with_slowing(layout, means[0]) / self._slowed
-        ratios = np.asarray(means) / np.asarray(self._captured) * slowed
+        plain = np.asarray(means) / np.asarray(self._captured)
+        # Last, kernels as slow beside the new collectives as beside the recorded ones.
+        ratios = np.append(plain * slowed, plain[0])
         middle = float(ratios[self.wire.likely].mean())
         # A bucket may be one large parameter that no cap divides: then it stays as it is.
         stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)

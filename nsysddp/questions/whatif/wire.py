@@ -98,7 +98,7 @@ class Wire:
     def likely(self) -> list[int]:
         """Which of the times a prediction is the middle of: the fit, and below the smallest size the chord."""
         if self.small_bytes is not None:
-            return [0, -1]
+            return [0, len(self.times()) - 1]
         return [5] if self.latency_ns else [0]
 
     def is_beyond(self, size: float) -> bool:
