@@ -12,23 +12,29 @@ __version__ = "0.1.0"
 
 _HOME = {
     "load": "nsysddp.join.load",
-    "analyze": "nsysddp.questions",
+    "analyze": "nsysddp.questions.analysis",
+    "ask": "nsysddp.questions.question",
     "Trace": "nsysddp.model.trace",
     "Result": "nsysddp.model.result",
     "NsysddpError": "nsysddp.model.errors",
 }
 
-__all__ = ["NsysddpError", "Result", "Trace", "__version__", "analyze", "load"]
+__all__ = ["NsysddpError", "Result", "Trace", "__version__", "analyze", "ask", "load"]
 
 if TYPE_CHECKING:
     from nsysddp.join.load import load
     from nsysddp.model.errors import NsysddpError
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
-    from nsysddp.questions import analyze
+    from nsysddp.questions.analysis import analyze
+    from nsysddp.questions.question import ask
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'nsysddp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from nsysddp import cli, samples
 from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.schema import OVERLAP, RANK
 from nsysddp.questions.compare import (
     PATH_PARTS,
@@ -31,7 +32,7 @@ from nsysddp.questions.compare import (
     run_of,
     unlike,
 )
-from nsysddp.render.compare import as_dict, draw_comparison, markdown, sentence
+from nsysddp.render.compare import as_dict, draw_comparison, drawn_rows, markdown, sentence, which_is_which
 
 PARTS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memory_ns", "graph_ns", "idle_ns")
 
@@ -221,7 +222,7 @@ def test_unknown_figures_stay_unknown_with_the_reason() -> None:
 
 def test_without_steps_nothing_is_called_a_step() -> None:
     row = window(0, 0, (100, 0, 0, 0, 0, 0)) | {"step": None, "step_index": None}
-    with pytest.raises(UsageError, match="no step can be compared"):
+    with pytest.raises(CannotTell, match="no step can be compared"):
         compare([run_from([row])], [run_from([row])])
 
 
@@ -424,6 +425,99 @@ def test_the_picture_is_the_same_twice(of_samples: Comparison, tmp_path: Path) -
     assert "+157" in text or "exposed transfer" in text
 
 
+def of_two_signs(*, runs: int = 3, ranks: int = 2) -> Comparison:
+    """By its own clock the job got 2.26 ms shorter; under the profiler its slowest rank's step got longer."""
+    sides = []
+    for profiled_ns, measured_ns in ((100_000_000, 90_260_000.0), (100_720_000, 88_000_000.0)):
+        made = []
+        for number in range(runs):
+            rows = [
+                window(rank, step, (profiled_ns + 1000 * rank + number, 0, 0, 0, 0, 0))
+                for step in range(4)
+                for rank in range(ranks)
+            ]
+            tables = {
+                "overlap": OVERLAP.frame(rows),
+                "rank": RANK.frame([{"rank": rank, "gpu_name": "H200"} for rank in range(ranks)]),
+            }
+            made.append(
+                run_of(f"run {number}", tables, measured={"measured_step_ns": [measured_ns + number] * 4})
+            )
+        sides.append(made)
+    return compare(*sides)
+
+
+@pytest.mark.parametrize(("runs", "ranks"), [(1, 1), (3, 2), (4, 8)])
+def test_a_headline_of_one_sign_over_a_table_of_another_says_which_is_which(runs: int, ranks: int) -> None:
+    found = of_two_signs(runs=runs, ranks=ranks)
+    assert "−2.260 ms" in sentence(found)
+    (said,) = which_is_which(found)
+    assert "−2.260 ms is of the job's unprofiled step" in said
+    for whose in (
+        "the job's profiled step (slowest rank of each step, median of each run, mean over the runs): +0.720 ms",
+        f"rank {ranks - 1}'s own step, median of each run, mean over the runs: +0.720 ms",
+        f"rank {ranks - 1}'s own step, mean of all its steps: +0.720 ms",
+    ):
+        assert whose in said
+    assert as_dict(found)["which_is_which"] == [said]
+    assert "Not the same thing, and not the same sign" in markdown(found)
+    assert "Not the same thing" in " ".join(text.get_text() for text in draw_comparison(found).texts)
+
+
+def test_where_the_signs_agree_nothing_is_added(of_samples: Comparison) -> None:
+    rng = random.Random(1)
+    sides = [[steady_run("run", rng, step_ns=step_ns) for _ in range(3)] for step_ns in (100_000, 80_000)]
+    assert which_is_which(compare(*sides)) == []
+    assert all("median of each run" in title or "means of all steps" in title or "Percentiles" in title
+               for title in re.findall(r"^\*\*(.* \(ms.*)\*\*$", markdown(of_samples), re.MULTILINE))  # fmt: skip
+
+
+def test_with_one_run_a_side_nothing_drawn_looks_like_an_interval() -> None:
+    rng = random.Random(5)
+    sides = [[steady_run("run", rng, step_ns=step_ns, steps=20)] for step_ns in (100_000, 90_000)]
+    found = compare(*sides)
+    assert found.headline["low"] is not None, "of these very runs there is one, which the tables mark"
+    assert all(row["low"] is None for row in drawn_rows(found))
+    runs, _, intervals = draw_comparison(found).axes
+    for axes in (runs, intervals):
+        inner = [line for line in axes.lines if list(line.get_xdata()) != [0, 0]]  # without the axis at 0
+        assert inner
+        assert {line.get_marker() for line in inner} == {"o"}
+        assert all(line.get_linestyle() == "None" or len(line.get_xdata()) == 1 for line in inner)
+    several = draw_comparison(of_two_signs(runs=3))
+    assert any(len(line.get_xdata()) == 2 and line.get_marker() == "None" for line in several.axes[0].lines)
+
+
+def test_no_text_of_the_picture_is_cut(of_samples: Comparison) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    long = of_two_signs(ranks=64)
+    named = Comparison(
+        tuple(f"a-rather-long-name-of-a-capture-{n}" for n in range(9)),
+        long.new,
+        long.tables,
+        (),
+        (),
+        long.runs,
+    )
+    for found in (of_samples, long, named):
+        figure = draw_comparison(found)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        texts = [
+            *figure.texts,
+            *(axes.xaxis.label for axes in figure.axes),
+            *(axes.title for axes in figure.axes),
+        ]
+        texts += [label for axes in figure.axes for label in axes.get_yticklabels()]
+        for text in texts:
+            box = text.get_window_extent(renderer)
+            assert box.x0 >= 0, text
+            assert box.x1 <= figure.bbox.width, text
+            assert box.y0 >= 0, text
+            assert box.y1 <= figure.bbox.height, text
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 
@@ -547,7 +641,7 @@ def test_command_reads_kept_runs(captures: Path, tool: Tool, tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["base-1", "--with"], "requires an argument"),
-        (["base-1"], "Missing option '--with'"),
+        (["base-1"], "one other side is needed"),
         (["base-1", "--with", "base-1"], "given twice"),
         (["base-1", "--with", "nothing"], "nothing"),
     ],

@@ -238,7 +238,8 @@ def test_it_holds_with_and_without_the_reports(made: Path, plain: Path, tool: To
     outcome = verify(plain)
     assert outcome.holds
     assert outcome.runs == 0
-    assert any("nothing was computed anew" in note for note in outcome.notes)
+    assert not outcome.verified
+    assert any("nothing was computed anew" in one for one in outcome.unverified)
     # Under other names, in one folder: files are known by their hash.
     shutil.copy(TWELVE, tmp_path / "renamed.gz")
     shutil.copy(ONE, tmp_path / "also.gz")
@@ -247,16 +248,26 @@ def test_it_holds_with_and_without_the_reports(made: Path, plain: Path, tool: To
     assert outcome.runs == 2
     assert outcome.values > 2000
     assert not outcome.from_exports
+    assert [one.partition(":")[0] for one in outcome.unverified] == [
+        "the name delay_cap4.sqlite.gz",
+        "the name delay_cap64.sqlite.gz",
+    ]
     code, out, _ = tool("verify", plain, TWELVE, ONE)
     assert code == 0
     assert out.splitlines()[-1].startswith("holds: ")
+    code, out, _ = tool("verify", plain)
+    assert code == 7
+    assert out.splitlines()[-1].startswith("NOT VERIFIED: ")
     code, out, _ = tool("verify", plain, "--format", "json")
-    assert (code, json.loads(out)["holds"]) == (0, True)
+    said = json.loads(out)
+    assert (code, said["holds"], said["verified"]) == (7, True, False)
 
 
 def test_others_can_compute_it_anew_from_the_redacted_exports(made: Path) -> None:
+    """Everything but that the exports are true: that is said."""
     outcome = verify(made)
     assert outcome.holds, outcome.problems
+    assert [one.partition(":")[0] for one in outcome.unverified] == ["exports/"]
     assert outcome.from_exports
     assert outcome.runs == 2
 
@@ -266,6 +277,20 @@ def test_a_report_of_another_run_is_named(plain: Path, tool: Tool) -> None:
     assert code == 1
     assert "delay_cap64.sqlite.gz" in err
     assert "delay_cap4.sqlite.gz" not in err
+
+
+def test_a_wrong_report_and_the_one_it_is_not_are_both_named(plain: Path, tool: Tool, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    export = Export(unit="ms")
+    export.process(pid=1, device=0).kernel("sgemm", stream=7, at=(1, 50))
+    export.write(other)
+    code, _, err = tool("verify", plain, TWELVE, other)
+    assert code == 1
+    assert re.search(
+        r"claims\.zip: other\.sqlite \(SHA-256 [0-9a-f]{12}…\) is not what it was made from, and no file given is "
+        r"delay_cap64\.sqlite\.gz of delay_cap64\.sqlite\.gz \(SHA-256 [0-9a-f]{12}…\)",
+        err,
+    )
 
 
 def test_any_edited_byte_is_noticed(plain: Path, tmp_path: Path) -> None:
@@ -329,7 +354,7 @@ def resealed(members: dict[str, bytes], out: Path) -> Path:
         for name, data in sorted(members.items())
         if name != "manifest.json"
     }
-    out.write_bytes(archive.write({**members, "manifest.json": bundle._json(manifest)}))
+    out.write_bytes(archive.write({**members, "manifest.json": bundle.json_bytes(manifest)}))
     return out
 
 
@@ -337,7 +362,7 @@ def forged(members: dict[str, bytes], change: Callable[[dict[str, Any]], None]) 
     """evidence.json with a change, and its tables made to say the same."""
     document = json.loads(members["evidence.json"])
     change(document)
-    made = {**members, "evidence.json": bundle._json(document)}
+    made = {**members, "evidence.json": bundle.json_bytes(document)}
     frame = pl.read_parquet(io.BytesIO(members["tables/overlap.parquet"]))
     values = [row["hidden_transfer_ns"] for run in document["runs"] for row in run["tables"]["overlap"]]
     frame = frame.with_columns(pl.Series("hidden_transfer_ns", values, dtype=pl.Int64))
@@ -407,7 +432,8 @@ def test_another_version_of_the_tool_compares_numbers_and_not_pages(
     monkeypatch.setattr(nsysddp, "__version__", "99.0")
     outcome = verify(plain, [TWELVE, ONE])
     assert outcome.holds, outcome.problems
-    assert any("were made with other versions (nsysddp 0" in note for note in outcome.notes)
+    assert any("made with nsysddp 0" in one and "(here 99.0)" in one for one in outcome.unverified)
+    assert any(one.startswith("report.html: made by nsysddp 0") for one in outcome.unverified)
 
     def better(document: dict[str, Any]) -> None:
         document["runs"][0]["tables"]["overlap"][0]["hidden_transfer_ns"] += 1
@@ -491,7 +517,21 @@ def test_repeats_of_captures_on_both_sides(tmp_path: Path, tool: Tool) -> None:
         f"{side}-{n}" for side in ("new", "base") for n in range(3)
     ]
     assert document["runs"][0]["facts"]["bucket cap mib"] == "4"
-    assert "The new side is faster" in members["evidence.md"].decode()
+    page = members["evidence.md"].decode()
+    verdict = page.partition("## Claims")[0]
+    parts = (
+        "**Overlap on every rank",
+        "new-1, new-2 say the same",
+        "The new side is faster",
+        "**Not known:**",
+    )
+    assert [verdict.index(part) for part in parts] == sorted(verdict.index(part) for part in parts)
+    assert "95 % interval" in verdict
+    assert "the cost of link contention: PCIe, NVLink and NIC were not sampled" in verdict
+    html = members["report.html"].decode()
+    assert 0 < html.index("<dt>Against the base</dt><dd>The new side is faster") < html.index('id="ranks"')
+    section = html[html.index('<section id="comparison">') :]
+    assert section.count('class="line') > 5, "every interval is drawn in the page too"
     for given in ([tmp_path], []):
         outcome = verify(out, given)
         assert outcome.holds, outcome.problems

@@ -22,11 +22,11 @@ from scene import MS, Scene, ns
 from test_critical_path_random import Op, programs, simulate, trace_of
 
 from nsysddp import samples
-from nsysddp.cli import cli
+from nsysddp.cli import cli, main
 from nsysddp.dependencies import replay
 from nsysddp.dependencies.graph import build
 from nsysddp.join.load import load
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.markers import BucketMark, bucket_mark
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
@@ -392,7 +392,7 @@ def test_the_fit_does_not_hang_on_the_order_of_rows() -> None:
 def test_without_host_calls_there_is_no_replay() -> None:
     scene = Scene()
     scene.launch(0, 7, (1, 2), "a", ("main", 0.1, 0.2))
-    with pytest.raises(UsageError, match="host"):
+    with pytest.raises(CannotTell, match="host"):
         whatif(context_of(scene.trace(calls=False)))
 
 
@@ -634,10 +634,22 @@ def test_json_holds_the_tables(sample: Path) -> None:
         ["--steps", "0:1"],
         ["--from", "1"],
         ["--parameters", "absent.json"],
-        ["--bucket-cap", "4"],  # the sizes of its buckets are unknown: no payloads
     ],
 )
 def test_bad_options_are_one_line(sample: Path, options: list[str]) -> None:
     made = CliRunner().invoke(cli, ["whatif", str(sample), *options])
     assert made.exit_code != 0
     assert isinstance(made.exception, UsageError)
+
+
+@pytest.mark.parametrize("options", [["--bucket-cap", "4"], ["--bucket-order", "reverse"]])
+def test_without_payloads_it_cannot_tell_which_is_no_wrong_usage(
+    sample: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["whatif", str(sample), *options])
+    assert ended.value.code == 6
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "--include-blobs=true" in said.err

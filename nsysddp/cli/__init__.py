@@ -8,12 +8,15 @@ import errno
 import gc
 import io
 import sys
+from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 
 import click
 
 import nsysddp
-from nsysddp.model.errors import NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
+from nsysddp.model.errors import CannotTell, NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
+from nsysddp.questions.question import VERBS, asked
 
 EXIT_CODES = {
     0: "ok",
@@ -22,13 +25,14 @@ EXIT_CODES = {
     3: "unreadable input",
     4: "no GPU events to analyse",
     5: "rank conflict",
-    6: "undecidable: the trace cannot tell (check)",
+    6: "undecidable: the trace cannot tell (check, compare, whatif)",
+    7: "nothing is wrong, but not everything could be checked: not verified (verify)",
 }
 """Every exit code with its meaning; the README's table is made from it."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-COMMANDS = (
+_ORDER = (
     "analyze",
     "timeline",
     "critical-path",
@@ -47,34 +51,58 @@ COMMANDS = (
     "capture",
     "sweep",
     "runs",
+    "baseline",
     "query",
     "doctor",
     "demo",
 )
+"""Commands in the order in which they are listed; further questions come last."""
+
+
+@cache
+def _questions() -> dict[str, str]:
+    """Command to the question that it asks."""
+    return {VERBS.get(name, name.replace("_", "-")): name for name in asked()}
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module only when that command is asked for."""
+    """Imports what a command needs only when that command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return [name for name in COMMANDS if _exists(name)]
+        return [*_ORDER, *sorted(set(_questions()) - set(_ORDER))]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS or not _exists(cmd_name):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _questions():
+            from nsysddp.cli.question import question_command
+
+            return question_command(_questions()[cmd_name])
+        if cmd_name not in self.list_commands(ctx):
             return None
-        command = import_module(_module(cmd_name)).command
+        command = import_module(f"nsysddp.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of this name; of a wrong one the nearest is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
-def _module(name: str) -> str:
-    return f"nsysddp.cli.{name.replace('-', '_')}"
-
-
-def _exists(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(_module(name)) is not None
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every command with its line; those of questions are read, not imported."""
+        rows = []
+        for name in self.list_commands(ctx):
+            key = _questions().get(name)
+            command = None if key else self.get_command(ctx, name)
+            rows.append((name, asked()[key] if key else command.get_short_help_str(90) if command else ""))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 @click.group(
@@ -90,6 +118,8 @@ def exit_code(error: NsysddpError) -> int:
     """The documented exit code of an error."""
     if isinstance(error, UsageError):
         return 2
+    if isinstance(error, CannotTell):
+        return 6
     if isinstance(error, RankConflict):
         return 5
     if isinstance(error, NoGpuEvents):
@@ -114,7 +144,8 @@ def main(argv: list[str] | None = None) -> None:
         _say(str(error))
         sys.exit(exit_code(error))
     except click.UsageError as error:
-        error.show()
+        command = f" {error.ctx.command_path}" if error.ctx else " nsysddp"
+        _say(f"{error.format_message()} See{command} --help.")
         sys.exit(2)
     except click.ClickException as error:
         _say(error.format_message())

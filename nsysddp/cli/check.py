@@ -15,6 +15,7 @@ from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.claims import Claim, Claims
+    from nsysddp.questions.compare import Run
 
 
 class WithBase(WithMany):
@@ -53,6 +54,10 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
     help="Runs that claims of a change compare with: every value up to the next option.",
 )
 @click.option(
+    "--against", metavar="NAME", help="Claims of a change compare with this baseline (nsysddp baseline)."
+)
+@click.option("--db", metavar="URL", help="Results database of --against.")
+@click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -80,6 +85,8 @@ def command(
     texts: tuple[str, ...],
     file: Path | None,
     base: tuple[Path, ...],
+    against: str | None,
+    db: str | None,
     allow_unlike: bool,
     form: str,
     junit: Path | None,
@@ -93,10 +100,11 @@ def command(
     nsysddp check report.sqlite --claim "overlap on every rank: hidden_transfer_ns > 0"
     nsysddp check report.sqlite --claim "exposed_communication_ns p95 <= 2ms"
     nsysddp check out/new-* --base out/old-* --claim "step improves by >= 3% with 95% confidence"
+    nsysddp check out/new-* --against main --claim "step worsens by <= 2%"
     """  # noqa: D301 (click's own mark)
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.claims import check
-    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats
+    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats, sha256_of
     from nsysddp.questions.compare import compare
     from nsysddp.render import claims as render
     from nsysddp.render.files import check_file, whole_file
@@ -104,19 +112,26 @@ def command(
 
     if form == "json" and annotations:
         raise UsageError("--format json and --annotations both want stdout", do="give one of them")
+    if base and against is not None:
+        raise UsageError("--base and --against are two bases", do="give one of them")
     sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
     if junit is not None:
         check_file(junit, force=True, inputs=inputs_of(request, [*sources, *base_sources], file))
     claims = gather(texts, file)
     reading = reading_of(request)
     check_alike(base_sources, sources)
+    others: Sequence[Run] = ()
+    if against is not None:
+        from nsysddp.cli.baseline import baseline_for
+
+        reports = [sha256_of(path) for source in sources for path in source.reports]
+        others = baseline_for(against, reading, reports, db=db).runs
     runs = load_all(sources, reading)
-    comparison = None
     if base_sources:
-        others = load_all(base_sources, reading)
-        comparison = compare(
-            [one.run for one in others], [one.run for one in runs], allow_unlike=allow_unlike
-        )
+        others = [one.run for one in load_all(base_sources, reading)]
+    comparison = None
+    if others:
+        comparison = compare(others, [one.run for one in runs], allow_unlike=allow_unlike)
     answers = check(claims.claims, runs, comparison)
     if junit is not None:
         with whole_file(junit) as stream:

@@ -51,10 +51,14 @@ def spread(option: str, args: Sequence[str]) -> list[str]:
     "--with",
     "new",
     multiple=True,
-    required=True,
     type=click.Path(path_type=Path),
     metavar="NEW...",
     help="The other side: every value up to the next option.",
+)
+@click.option(
+    "--against",
+    metavar="NAME",
+    help="Compare the REPORTs with this baseline (nsysddp baseline) instead: they are then the new side.",
 )
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
@@ -75,10 +79,11 @@ def spread(option: str, args: Sequence[str]) -> list[str]:
 )
 @click.option("--force", is_flag=True, help="Replace an existing picture.")
 @click.option("--save", is_flag=True, help="Keep the result of every run in the results database.")
-@click.option("--db", metavar="URL", help="Results database of run:N, and for --save.")
+@click.option("--db", metavar="URL", help="Results database of run:N, --against and --save.")
 def command(
     request: Request,
     new: tuple[Path, ...],
+    against: str | None,
     allow_unlike: bool,
     form: str,
     plot: Path | None,
@@ -95,6 +100,7 @@ def command(
     \b
     nsysddp compare out/before-* --with out/after-*
     nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
+    nsysddp compare out/after-* --against main
     """  # noqa: D301 (click's own mark)
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.sources import repeats
@@ -105,11 +111,21 @@ def command(
     from nsysddp.render.timeline import kind_of
     from nsysddp.render.timeline import save as save_picture
 
+    if (against is None) == (not new):
+        raise UsageError("one other side is needed", do="give --with NEW... or --against NAME")
     if plot is not None:
         kind_of(plot)
         files = [path for path in (*request.reports, *new) if not _STORED.fullmatch(str(path))]
         check_file(plot, force=force, inputs=inputs_of(request, repeats(files)))
-    base_runs, new_runs = runs_of(request.reports, new, reading_of(request), db=db, save=save)
+    reading = reading_of(request)
+    if against is None:
+        base_runs, new_runs = runs_of(request.reports, new, reading, db=db, save=save)
+    else:
+        from nsysddp.cli.baseline import baseline_for
+
+        baseline = baseline_for(against, reading, hashes_of(request.reports, db=db), db=db)
+        base_runs = list(baseline.runs)
+        _, new_runs = runs_of((), request.reports, reading, db=db, save=save)
     found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
     if plot is not None:
         save_picture(draw_comparison(found), plot)
@@ -161,6 +177,23 @@ def runs_of(
                 click.echo(f"saved {source.name} as run {kept}", err=True)
         sides.append(made)
     return sides[0], sides[1]
+
+
+def hashes_of(paths: Sequence[Path], *, db: str | None = None) -> list[str]:
+    """SHA-256 of every report of these runs, from files or from the results database."""
+    from nsysddp.evidence.sources import repeats, sha256_of
+
+    made = []
+    for path in paths:
+        stored = _STORED.fullmatch(str(path))
+        if stored:
+            from nsysddp.store.database import load_run
+
+            inputs = load_run(int(stored[1]), url=db).inputs
+            made += [str(one["sha256"]) for one in inputs if one["sha256"]]
+        else:
+            made += [sha256_of(report) for source in repeats([path]) for report in source.reports]
+    return made
 
 
 def _stored_run(run_id: int, db: str | None) -> Run:

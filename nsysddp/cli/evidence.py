@@ -46,6 +46,13 @@ class WithCompare(click.Command):
     "--with-export", is_flag=True, help="Put redacted minimal exports in, so that others can compute it anew."
 )
 @click.option(
+    "--sign",
+    "key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Sign it with this private key of OpenSSH (ssh-keygen does it, and asks for a passphrase).",
+)
+@click.option(
     "-o",
     "--out",
     required=True,
@@ -62,6 +69,7 @@ def command(
     question: str | None,
     allow_unlike: bool,
     with_export: bool,
+    key: Path | None,
     out: Path,
     force: bool,
 ) -> None:
@@ -71,13 +79,16 @@ def command(
     users or command lines, and the same input gives the same bytes. `nsysddp verify` checks it.
     """
     from nsysddp.cli.reading import inputs_of, reading_of
-    from nsysddp.evidence import archive, bundle
+    from nsysddp.evidence import archive, bundle, signature
     from nsysddp.evidence.claims import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
     from nsysddp.render.files import check_file, whole_file
 
     sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
-    check_file(out, force=force, inputs=inputs_of(request, [*sources, *base_sources], file))
+    inputs = inputs_of(request, [*sources, *base_sources], file)
+    check_file(out, force=force, inputs=inputs if key is None else (*inputs, key))
+    if key is not None:
+        signature.check_key(key)
     claims = gather_claims(texts, file) if texts or file else Claims(None, ())
     check_alike(base_sources, sources)
     reading = reading_of(request)
@@ -87,28 +98,14 @@ def command(
         reading=reading,
         allow_unlike=allow_unlike,
         with_export=with_export,
-        command=_public_command(request, base, file, allow_unlike=allow_unlike, with_export=with_export),
     )
     with tempfile.TemporaryDirectory() as scratch:
         found = bundle.prepare(wanted, sources, base_sources, Path(scratch))
         copies = bundle.exports(found) if with_export else {}
-    content = archive.write(bundle.build(found, copies))
+    members = bundle.build(found, copies)
+    if key is not None:
+        members[signature.MEMBER] = signature.sign(members["manifest.json"], key)
+    content = archive.write(members)
     with whole_file(out) as stream:
         stream.write(content)
     click.echo(f"wrote {out} ({len(content):,} bytes)", err=True)
-
-
-def _public_command(
-    request: Request, base: tuple[Path, ...], file: Path | None, *, allow_unlike: bool, with_export: bool
-) -> tuple[str, ...]:
-    """The command line by base names; what changes a number is in the manifest's request."""
-    from nsysddp.model.names import visible
-
-    words = ["nsysddp", "evidence", *(path.resolve().name for path in request.reports)]
-    if base:
-        words += ["--compare", *(path.resolve().name for path in base)]
-    if file is not None:
-        words += ["--claims", file.name]
-    words += ["--allow-unlike"] if allow_unlike else []
-    words += ["--with-export"] if with_export else []
-    return tuple(visible(word) for word in words)

@@ -26,25 +26,15 @@ def command(request: Request, out: Path, force: bool) -> None:
     Each rank has its steps, transfer and wait, streams and threads; flows lead from a launch to its kernel and join
     the kernels of a collective over the ranks. With --from or --to there is no critical path.
     """
-    from nsysddp.questions import context_of
-    from nsysddp.questions.critical_path import critical_path
+    from nsysddp.questions.context import context_of
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.perfetto import check_perfetto, write_perfetto
 
     check_perfetto()
     check_file(out, force=force, inputs=request.inputs)
     trace = request.load(launches=True, host_calls=True)
-    selection = request.selection()
-    context = context_of(trace, selection)
-    path = None
-    if request.from_ms is None and request.to_ms is None:
-        path = critical_path(
-            trace,
-            request.per,  # type: ignore[arg-type]
-            first_step=max(selection.first_step or 0, selection.skip_warmup),
-            last_step=selection.last_step,
-            attribution=context.attribution,
-        )
+    context = context_of(trace, request.selection())
+    path = context.paths if request.from_ms is None and request.to_ms is None else None
     with whole_file(out) as stream:
         slices = write_perfetto(context, stream, critical_path=path)
     click.echo(f"wrote {out} ({slices:,} slices)", err=True)

@@ -59,7 +59,7 @@ def list_runs(tags: tuple[str, ...], label: str | None, last: int | None, form: 
     if not kept:
         click.echo("no kept run fits", err=True)
         return
-    _print_table(
+    print_table(
         ("run", "saved (UTC)", "label", "tags", "ranks", "steps", "GPU"),
         [
             (
@@ -200,7 +200,8 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: tuple[str, ...]) -> None:
+def print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: tuple[str, ...]) -> None:
+    """Print rows of text as a table; columns of ``right`` are numbers."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -228,7 +229,7 @@ def _print_trend(result: Trend) -> None:
     click.echo(
         f"{title_of(result.metric)} over {len(result.points)} runs, {scale.unit}; {who}, median over steps"
     )
-    _print_table(
+    print_table(
         ("run", "saved", "label", "rank", "median", "95 % interval", "best", "steps"),
         [
             (

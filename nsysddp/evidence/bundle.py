@@ -36,12 +36,14 @@ from nsysddp.model.warnings import Warning
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nsysddp.dependencies.graph import Graph
+    from nsysddp.evidence.review import Answer
     from nsysddp.questions.compare import Comparison
 
 FORMAT = "nsysddp evidence 1"
 SCHEMA_VERSION = 1
 QUESTION = "How much communication is hidden, and what is exposed?"
-LIBRARIES = ("numpy", "polars", "matplotlib", "jinja2")
+LIBRARIES = ("numpy", "polars", "matplotlib", "pillow", "jinja2")
 """Libraries whose version can change a byte of a bundle."""
 
 
@@ -55,7 +57,6 @@ class Request:
         reading: how the runs are read.
         allow_unlike: compare although the sides differ.
         with_export: put redacted minimal exports in.
-        command: the command line, paths by their base names.
     """
 
     question: str
@@ -63,7 +64,6 @@ class Request:
     reading: Reading
     allow_unlike: bool = False
     with_export: bool = False
-    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,18 @@ def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
         evidence: the runs and what follows.
         copies: redacted exports that go in, by member name.
     """
-    from nsysddp.evidence.review import review
+    from nsysddp.evidence.review import answer_of, review
 
+    graph, diagnosis = _diagnosis(evidence.new[0])
+    answer = answer_of(evidence, None if diagnosis is None else diagnosis["diagnosis_unjudged"])
     members: dict[str, bytes] = dict(copies)
     members.update(_figures(evidence))
     members.update(_tables(evidence))
-    members["evidence.json"] = _json(document(evidence))
+    members["evidence.json"] = json_bytes(document(evidence))
     members["evidence.schema.json"] = schema_text().encode()
-    members["report.html"] = _page(evidence).encode()
-    members["evidence.md"] = review(evidence, sorted(members)).encode()
-    members["manifest.json"] = _json(manifest(evidence, members))
+    members["report.html"] = _page(evidence, answer, graph, diagnosis).encode()
+    members["evidence.md"] = review(evidence, answer, sorted(members)).encode()
+    members["manifest.json"] = json_bytes(manifest(evidence, members))
     return members
 
 
@@ -189,6 +191,8 @@ def document(evidence: Evidence) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "nsysddp", "version": nsysddp.__version__},
         "question": evidence.request.question,
+        "reading": evidence.request.reading.as_dict(),
+        "allow_unlike": evidence.request.allow_unlike,
         "claims": [answer.as_dict() for answer in evidence.answers],
         "comparison": compared,
         "runs": [_run(side, run) for side, run in evidence.sides],
@@ -212,7 +216,8 @@ def _run(side: str, run: Loaded) -> dict[str, Any]:
     }
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """A JSON member as this package writes it."""
     return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=False) + "\n").encode()
 
 
@@ -225,10 +230,12 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made from the table contracts; the shipped file is this."""
     from nsysddp.model.schema import MORE_TABLES
     from nsysddp.questions import compare, critical_path
+    from nsysddp.questions.analysis import QUESTION
     from nsysddp.render.document import json_schema as of_analyze
 
     spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
     text, nullable = {"type": "string"}, {"type": ["string", "null"]}
+    whole = {"type": ["integer", "null"]}
 
     def record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
         return {
@@ -257,7 +264,7 @@ def json_schema() -> dict[str, Any]:
             "description": one.row,
         }
 
-    analyze = of_analyze()["properties"]
+    analyze = of_analyze(QUESTION)["properties"]
     further = {
         "contention_step": MORE_TABLES["contention_step"],
         "idle_step": MORE_TABLES["idle_step"],
@@ -270,6 +277,7 @@ def json_schema() -> dict[str, Any]:
             "schema_version": {"type": "integer"},
             "verdict": text,
             "sentence": text,
+            "which_is_which": listed(text),
             "base": listed(text),
             "new": listed(text),
             "tables": record({name: table(one) for name, one in compare.TABLES.items()}),
@@ -295,6 +303,7 @@ def json_schema() -> dict[str, Any]:
             "settings": {"type": ["object", "null"]},
             "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
             "inputs": analyze["inputs"],
+            "request": analyze["request"],
             "tables": record(tables, optional=("critical_path_step", "critical_path_kind")),
             "findings": analyze["findings"],
             "assumptions": analyze["assumptions"],
@@ -309,6 +318,21 @@ def json_schema() -> dict[str, Any]:
                 "schema_version": {"const": SCHEMA_VERSION},
                 "tool": record({"name": {"const": "nsysddp"}, "version": text}),
                 "question": text,
+                "reading": record(
+                    {
+                        "per": {"enum": ["step", "capture"]},
+                        "from_ns": whole,
+                        "to_ns": whole,
+                        "first_step": whole,
+                        "last_step": whole,
+                        "skip_warmup": {"type": "integer"},
+                        "step_pattern": text,
+                        "phase_patterns": {"type": "object", "additionalProperties": text},
+                        "clock_tolerance_ns": {"type": "integer"},
+                        "rules": nullable,
+                    }
+                ),
+                "allow_unlike": {"type": "boolean"},
                 "claims": listed(claim),
                 "comparison": {"anyOf": [comparison, {"type": "null"}]},
                 "runs": listed(run),
@@ -343,36 +367,46 @@ def _tables(evidence: Evidence) -> dict[str, bytes]:
 def _figures(evidence: Evidence) -> dict[str, bytes]:
     from nsysddp.render.compare import draw_comparison
     from nsysddp.render.decomposition import draw_decomposition
+    from nsysddp.render.drawn import drawn
     from nsysddp.render.timeline import draw_timeline
 
     first = evidence.new[0]
-    drawn: dict[str, Figure] = {
+    pictures: dict[str, Figure] = {
         "timeline": draw_timeline(first.context),
         "decomposition": draw_decomposition(first.result),
     }
     if evidence.comparison is not None:
-        drawn["comparison"] = draw_comparison(evidence.comparison)
-    return {
-        f"figures/{name}.{kind}": _picture(figure, kind)
-        for name, figure in drawn.items()
-        for kind in ("png", "svg")
-    }
+        pictures["comparison"] = draw_comparison(evidence.comparison)
+    made: dict[str, bytes] = {}
+    for name, figure in pictures.items():
+        # Before it is drawn: that can move what it holds.
+        data = drawn(figure)
+        made |= {f"figures/{name}.{kind}": _picture(figure, kind, data) for kind in ("png", "svg")}
+    return made
 
 
-def _picture(figure: Figure, kind: str) -> bytes:
+def _picture(figure: Figure, kind: str, data: str) -> bytes:
     from nsysddp.render.timeline import save
 
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"picture.{kind}"
-        save(figure, path)
+        save(figure, path, data=data)
         return path.read_bytes()
 
 
-def _page(evidence: Evidence) -> str:
+def _diagnosis(run: Loaded) -> tuple[Graph, Result | None]:
+    """The graph of a run, and its diagnosis; None where the selection cuts time."""
     from nsysddp.dependencies.graph import build as build_graph
-    from nsysddp.questions.buckets import buckets
     from nsysddp.questions.diagnosis import diagnose
-    from nsysddp.render.compare import sentence
+
+    graph = build_graph(run.context.trace)
+    # The critical path and what costs time on it are of whole steps.
+    return graph, None if run.path is None else diagnose(run.context, graph=graph, paths=run.path)
+
+
+def _page(evidence: Evidence, answer: Answer, graph: Graph, diagnosis: Result | None) -> str:
+    from nsysddp.questions.buckets import buckets
+    from nsysddp.render.compare import sentence, which_is_which
     from nsysddp.render.html import html_report
 
     first = evidence.new[0]
@@ -381,19 +415,21 @@ def _page(evidence: Evidence) -> str:
         comparison = Result(
             first.result.trace,
             dict(evidence.comparison.tables),
-            (Finding("comparison", sentence(evidence.comparison)),),
+            tuple(
+                Finding("comparison", text)
+                for text in (sentence(evidence.comparison), *which_is_which(evidence.comparison))
+            ),
             evidence.comparison.assumptions,
             tuple(Warning("comparison", 1, text) for text in evidence.comparison.warnings),
         )
-    graph = build_graph(first.context.trace)
     return html_report(
         first.result,
         context=first.context,
         critical_path=first.path,
         buckets=buckets(first.context, graph=graph),
-        # The critical path and what costs time on it are of whole steps.
-        diagnosis=None if first.path is None else diagnose(first.context, graph=graph, paths=first.path),
+        diagnosis=diagnosis,
         comparison=comparison,
+        answers=answer.parts(),
         provenance=dict(sorted((first.recorded.facts or {}).items())),
     )
 
@@ -408,7 +444,13 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
         "format": FORMAT,
         "tool": {"name": "nsysddp", "version": nsysddp.__version__},
         "versions": versions(),
-        "command": list(request.command),
+        "command": command(
+            request,
+            [
+                (side, run.source.name, [file.name for file in run.files], len(run.source.reports))
+                for side, run in evidence.sides
+            ],
+        ),
         "request": {
             "question": request.question,
             "claims": [{"name": claim.name, "claim": claim.text} for claim in request.claims],
@@ -422,6 +464,29 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
             for name, content in sorted(members.items())
         },
     }
+
+
+def command(request: Request, runs: Sequence[tuple[str, str, Sequence[str], int]]) -> list[str]:
+    """A command line that makes the bundle, by base names; it follows from the request, so that it can be checked.
+
+    Args:
+        request: what was wanted.
+        runs: side and name of each run, names of its files, and how many of those are reports.
+    """
+    inputs: dict[str, list[str]] = {"new": [], "base": []}
+    for side, name, of_run, reports in runs:
+        own = list(of_run[:reports])
+        inputs[side] += own if name.startswith(", ".join(own)) else [name]
+    words = ["nsysddp", "evidence", *inputs["new"]]
+    if inputs["base"]:
+        words += ["--compare", *inputs["base"]]
+    if request.question != QUESTION:
+        words += ["--question", request.question]
+    for claim in request.claims:
+        words += ["--claim", claim.text]
+    words += request.reading.options
+    words += ["--allow-unlike"] if request.allow_unlike else []
+    return [visible(word) for word in (*words, *(["--with-export"] if request.with_export else []))]
 
 
 def versions() -> dict[str, str]:

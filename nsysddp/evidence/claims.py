@@ -632,7 +632,10 @@ def _sentence(claim: Claim, rows: Sequence[Mapping[str, Any]]) -> str:
 def _check_change(claim: Claim, comparison: Comparison | None) -> Verdict:
     if comparison is None:
         return Verdict(
-            claim, "undecidable", "there is no base to compare with", "give the runs of the base with --base"
+            claim,
+            "undecidable",
+            "there is no base to compare with",
+            "give the runs of the base with --base, or a baseline with --against",
         )
     ranks: list[int | None]
     if claim.where == "job":

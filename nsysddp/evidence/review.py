@@ -1,11 +1,15 @@
-"""The page that is pasted into a review: question, verdict, table per rank, picture, method, limits."""
+"""The page that is pasted into a review: verdict, claims, table per rank, comparison, pictures, method, limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 import nsysddp
+from nsysddp.model.names import ranks_text
 from nsysddp.render import compare as render
 from nsysddp.render import per_rank
 from nsysddp.render.claims import WORDS, summary
@@ -28,13 +32,100 @@ holds to the nanosecond. Ranks stand beside each other and are never averaged. W
 _MOST_NOTES = 20
 
 
-def review(evidence: Evidence, members: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Answer:
+    """What a reviewer reads first.
+
+    Attributes:
+        finding: what a run's time hangs on: the first finding of the first new run.
+        others: how the further new runs answer that.
+        change: faster or slower than the base, by how much, how sure, and what to read with it; empty without base.
+        unknown: what of this could not be told, and why.
+    """
+
+    finding: str
+    others: tuple[str, ...]
+    change: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    def parts(self) -> list[tuple[str, Sequence[str]]]:
+        """The parts besides the finding, each under its name."""
+        named = (
+            ("Further runs", self.others),
+            ("Against the base", self.change),
+            ("Not known", self.unknown),
+        )
+        return [(name, texts) for name, texts in named if texts]
+
+
+def answer_of(evidence: Evidence, unjudged: pl.DataFrame | None = None) -> Answer:
+    """What do the runs say, what of it is new, and what do they not tell?
+
+    Args:
+        evidence: the runs.
+        unjudged: ``diagnosis_unjudged`` of the first new run; None without.
+    """
+    first, *rest = evidence.new
+    change: tuple[str, ...] = ()
+    if evidence.comparison is not None:
+        change = (render.sentence(evidence.comparison), *render.which_is_which(evidence.comparison))
+    return Answer(
+        finding=first.result.findings[0].message if first.result.findings else "Nothing was found.",
+        others=tuple(_further(first, rest)),
+        change=change,
+        unknown=tuple(_unknown(evidence, unjudged)),
+    )
+
+
+def _further(first: Loaded, rest: Sequence[Loaded]) -> list[str]:
+    """The first finding of every further run, those of the first run's kind only by name."""
+
+    def kind(run: Loaded) -> str | None:
+        return run.result.findings[0].code if run.result.findings else None
+
+    alike = [run.source.name for run in rest if kind(run) == kind(first)]
+    said = (
+        [f"that is {first.source.name}; {_some(alike)} say the same, with their own numbers"] if alike else []
+    )
+    return said + [
+        f"{run.source.name}: {run.result.findings[0].message if run.result.findings else 'nothing was found'}"
+        for run in rest
+        if kind(run) != kind(first)
+    ]
+
+
+def _unknown(evidence: Evidence, unjudged: pl.DataFrame | None) -> list[str]:
+    said = [
+        f"{answer.claim.name}: {answer.reason}"
+        for answer in evidence.answers
+        if answer.outcome == "undecidable"
+    ]
+    if evidence.comparison is not None:
+        missing: dict[tuple[str, str], list[int]] = {}
+        frame = evidence.comparison.tables["comparison"].filter(pl.col("difference").is_null())
+        for row in frame.iter_rows(named=True):
+            ranks = missing.setdefault((row["metric"], row["reason"]), [])
+            ranks += [] if row["rank"] is None else [row["rank"]]
+        said += [
+            f"the change of {render.title_of(metric)}{f' on {ranks_text(ranks)}' if ranks else ''}: {reason}"
+            for (metric, reason), ranks in missing.items()
+        ]
+        said += [note for note in evidence.comparison.warnings if "not known" in note]
+    if unjudged is not None:
+        said += [
+            f"the cost of {cause.replace('_', ' ')}: {reason}"
+            for cause, reason in unjudged.select("cause", "reason").iter_rows()
+        ]
+    return said
+
+
+def review(evidence: Evidence, answer: Answer, members: Sequence[str]) -> str:
     """evidence.md of a bundle with these members."""
     first = evidence.new[0]
     lines = [
         f"# {escaped(evidence.request.question)}",
         "",
-        *_verdict(evidence),
+        *_verdict(evidence, answer),
         *_claims(evidence),
         f"## Each rank ({per_rank.caption(first.result)})",
         "",
@@ -50,16 +141,19 @@ def review(evidence: Evidence, members: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(evidence: Evidence) -> list[str]:
-    first = evidence.new[0]
-    lines = []
-    if first.result.findings:
-        lines += [f"**{escaped(first.result.findings[0].message)}**", ""]
-    if evidence.comparison is not None:
-        lines += [f"**{escaped(render.sentence(evidence.comparison))}**", ""]
-    rest = first.result.findings[1:7]
-    lines += [f"- {escaped(finding.message)}" for finding in rest]
-    return [*lines, ""] if rest else lines
+def _verdict(evidence: Evidence, answer: Answer) -> list[str]:
+    lines = [f"**{escaped(answer.finding)}**", ""]
+    for name, texts in answer.parts():
+        if len(texts) == 1:
+            lines += [f"**{name}:** {escaped(texts[0])}", ""]
+        else:
+            lines += [f"**{name}:**", "", *(f"- {escaped(text)}" for text in texts), ""]
+    rest = evidence.new[0].result.findings[1:7]
+    return (
+        [*lines, "**Also:**", "", *(f"- {escaped(finding.message)}" for finding in rest), ""]
+        if rest
+        else lines
+    )
 
 
 def _claims(evidence: Evidence) -> list[str]:
@@ -127,10 +221,10 @@ def _provenance(evidence: Evidence) -> list[str]:
     gpus = list(dict.fromkeys(name for name in evidence.new[0].result["rank"]["gpu_name"].to_list() if name))
     table = markdown_table(["side", "run", "file", "nsys", "SHA-256 begins"], cells)
     table[1] = "| --- | --- | --- | --- | --- |"
-    verify = "nsysddp verify evidence.zip" + ("" if evidence.request.with_export else " REPORT...")
     return [
         *table,
         "",
         f"GPU: {escaped(', '.join(gpus)) if gpus else 'not recorded'}. Made by nsysddp {nsysddp.__version__}.",
-        f"`{verify}` checks every byte and computes every number and claim anew.",
+        "`nsysddp verify evidence.zip REPORT...` checks every byte and computes every number, claim, page and picture "
+        "anew.",
     ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
 from nsysddp.model.names import visible
+from nsysddp.model.units import NS_PER_US, ms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -103,6 +104,29 @@ class Reading:
         if not all(isinstance(text, str) for pair in patterns.items() for text in pair):
             raise ValueError("phase patterns that are no text")
         return cls(**content)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command line that ask for it; of rules only that there are some."""
+        default = Reading()
+        first, last = ("" if bound is None else str(bound) for bound in (self.first_step, self.last_step))
+        spelled = (
+            ("--per", self.per if self.per != default.per else None),
+            ("--from", None if self.from_ns is None else f"{ms(self.from_ns):.6f}"),
+            ("--to", None if self.to_ns is None else f"{ms(self.to_ns):.6f}"),
+            ("--steps", f"{first}:{last}" if first or last else None),
+            ("--skip-warmup", str(self.skip_warmup) if self.skip_warmup else None),
+            ("--step-pattern", self.step_pattern if self.step_pattern != default.step_pattern else None),
+            *(("--phase-pattern", f"{name}={pattern}") for name, pattern in self.phase_patterns.items()),
+            (
+                "--clock-tolerance",
+                f"{self.clock_tolerance_ns / NS_PER_US:g}"
+                if self.clock_tolerance_ns != default.clock_tolerance_ns
+                else None,
+            ),
+            ("--rules", None if self.rules is None else "rules.toml"),
+        )
+        return [word for name, value in spelled if value is not None for word in (name, value)]
 
     @property
     def selection(self) -> Selection:
@@ -305,8 +329,9 @@ def load_one(
     """
     from nsysddp.join.load import load
     from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS
-    from nsysddp.questions import answer, context_of
+    from nsysddp.questions.analysis import QUESTION
     from nsysddp.questions.compare import run_of
+    from nsysddp.questions.context import context_of
 
     with tempfile.TemporaryDirectory() as scratch:
         rules = None
@@ -333,7 +358,7 @@ def load_one(
         ranks = trace.ranks.with_columns(trace.ranks["report"].replace(names))
         trace = replace(trace, inputs=inputs, ranks=ranks)
     context = context_of(trace, reading.selection)
-    result = answer(context)
+    result = QUESTION.answer(context)
     path, more = _more(context, result)
     kept = recorded(source) if kept is None else kept
     return Loaded(
@@ -350,15 +375,11 @@ def load_one(
 
 def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl.DataFrame]]:
     """The critical path, and the tables of the further analyses that a comparison uses."""
-    from nsysddp.dependencies.graph import build
-    from nsysddp.questions.contention import contention
     from nsysddp.questions.critical_path import critical_path
-    from nsysddp.questions.idle import idle
 
-    graph = build(context.trace)
     tables = {
-        "contention_step": contention(context)["contention_step"],
-        "idle_step": idle(context, graph=graph)["idle_step"],
+        "contention_step": context.contention["contention_step"],
+        "idle_step": context.idle["idle_step"],
     }
     selection = context.selection
     if selection.from_ns is not None or selection.to_ns is not None:
@@ -370,7 +391,7 @@ def _more(context: Context, result: Result) -> tuple[Result | None, dict[str, pl
         "capture" if whole else "step",
         first_step=0 if whole else max(selection.first_step or 0, selection.skip_warmup),
         last_step=None if whole else selection.last_step,
-        graph=graph,
+        graph=context.graph,
         attribution=context.attribution,
     )
     return path, tables | {name: path[name] for name in ("critical_path_step", "critical_path_kind")}

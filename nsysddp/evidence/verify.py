@@ -1,12 +1,18 @@
 """Is a bundle what it was when it was made, and do its reports really say what it says?
 
-Three layers, each of which the one before cannot replace:
+Four layers, each of which the one before cannot replace:
 
 1. the bytes: the archive is rebuilt from its members and compared, and every member is hashed (``manifest.json``);
 2. the bundle against itself: every CSV and Parquet table is made anew from ``evidence.json``;
-3. the bundle against the reports: everything is computed anew, and every number, claim and member compared. Whoever
-   edits a number and all hashes with it is found here. Reports are known by their hash, whatever they are called now;
-   where the bundle holds redacted exports, those can stand in.
+3. the bundle against the reports: everything is computed anew, and every number, claim, page and picture compared.
+   Whoever edits a number and all hashes with it is found here. Reports are known by their hash, whatever they are
+   called now; where the bundle holds redacted exports, those can stand in;
+4. the bundle against its signer: a signature covers the hash of every member, so that nobody else can have made it.
+
+What a person reads is computed anew and compared, or named as *not verified*, which is an outcome of its own: neither
+sound nor wrong. Pages, tables and the data of pictures depend on the version of this tool alone and are always
+compared. The bytes of a picture depend on those of libraries too: where they differ from the ones here, the data that
+it was drawn from are compared, and its pixels are not verified.
 """
 
 from __future__ import annotations
@@ -15,22 +21,33 @@ import hashlib
 import io
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsysddp.evidence import archive, bundle
+import nsysddp
+from nsysddp.evidence import archive, bundle, signature
 from nsysddp.evidence.claims import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
-from nsysddp.model.errors import EvidenceError, UsageError
+from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
+from nsysddp.model.names import visible
 
 _MOST = 200
 """Differences named; of more, the count."""
 
-_DRAWN = (".png", ".svg", ".parquet", ".html", ".sqlite", ".md", ".schema.json")
-"""Members whose bytes depend on the versions of this tool and of libraries too."""
+_LIBRARIES_OF = {
+    "png": ("matplotlib", "pillow", "numpy", "python"),
+    "svg": ("matplotlib", "numpy", "python"),
+    "parquet": ("polars",),
+    "sqlite": ("sqlite", "python"),
+}
+"""On whose versions the bytes of a member depend, by its ending; those of any other on this tool alone."""
+
+_SEALS = ("manifest.json", signature.MEMBER)
+"""Members that no list of hashes can hold."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,8 @@ class Outcome:
 
     Attributes:
         problems: everything that is not as it should be; none: the bundle holds.
-        notes: what could not be checked, and why.
+        unverified: everything that a person reads and that could not be checked here, and what would check it.
+        notes: what else is worth knowing.
         members: members whose hash was checked.
         runs: runs that were computed anew.
         values: values that were compared with what was computed anew.
@@ -47,6 +65,7 @@ class Outcome:
     """
 
     problems: tuple[str, ...]
+    unverified: tuple[str, ...]
     notes: tuple[str, ...]
     members: int
     runs: int
@@ -55,15 +74,22 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Nothing is wrong."""
+        """Nothing is wrong, as far as it could be checked."""
         return not self.problems
+
+    @property
+    def verified(self) -> bool:
+        """Nothing is wrong, and everything was checked."""
+        return not self.problems and not self.unverified
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
             "schema_version": 1,
             "holds": self.holds,
+            "verified": self.verified,
             "problems": list(self.problems),
+            "not_verified": list(self.unverified),
             "notes": list(self.notes),
             "members": self.members,
             "runs": self.runs,
@@ -72,24 +98,30 @@ class Outcome:
         }
 
 
-def verify(file: Path, given: Sequence[Path] = ()) -> Outcome:
+@dataclass
+class _Found:
+    """What has been found so far; the lists are those of ``Outcome``."""
+
+    problems: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    values: int = 0
+
+
+def verify(file: Path, given: Sequence[Path] = (), *, signer: Path | None = None) -> Outcome:
     """Check a bundle, and with its reports compute everything anew.
 
     Args:
         file: the bundle.
         given: reports and what else the runs were read from, or folders that hold them, in any order.
+        signer: public keys of OpenSSH, of which one must have signed the bundle.
 
     Raises:
-        EvidenceError: it is no bundle, or of a version that this nsysddp does not know.
+        EvidenceError: it is no bundle, of a version that this nsysddp does not know, or of other reports than those
+            given.
+        UsageError: ``signer`` holds no public key.
     """
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise EvidenceError(f"cannot be read ({error.strerror})", file=file) from None
-    try:
-        members, problems = archive.read(content)
-    except EvidenceError as error:
-        raise EvidenceError(error.what, file=file, do=error.do) from None
+    members, problems = _read(file)
     manifest = _json_member(members, "manifest.json", file)
     if manifest.get("format") != bundle.FORMAT:
         raise EvidenceError(
@@ -97,33 +129,46 @@ def verify(file: Path, given: Sequence[Path] = ()) -> Outcome:
             file=file,
             do="use the nsysddp that made it",
         )
-    notes: list[str] = []
-    problems += _hashes(members, manifest)
     document = _json_member(members, "evidence.json", file)
-    runs, values, from_exports = 0, 0, False
+    found = _Found([*problems, *_hashes(members, manifest), *_spelling(members)])
+    signed = _signature(members, signer, found)
+    runs, from_exports = 0, False
     try:
-        problems += _against_itself(members, document)
+        found.problems += _against_itself(members, document)
         plan = _plan(manifest, document)
     except _MALFORMED as error:
-        problems.append(
+        found.problems.append(
             f"the bundle does not have the form of one ({type(error).__name__}: {str(error)[:80]})"
         )
     except UsageError as error:
-        problems.append(f"manifest.json: {error}")
+        found.problems.append(f"manifest.json: {error}")
     else:
-        again = _again(members, plan, given, notes)
+        again = _again(file, members, plan, given, found, signed=signed)
         if again is not None:
             evidence, exports, from_exports = again
             runs = len(evidence.sides)
-            found, values, more = _against_reports(
-                members, manifest, document, bundle.build(evidence, exports)
-            )
-            problems += found
-            notes += more
-    distinct = list(dict.fromkeys(problems))
+            _against_reports(members, manifest, document, bundle.build(evidence, exports), found)
+    distinct = list(dict.fromkeys(found.problems))
     if len(distinct) > _MOST:
         distinct = [*distinct[:_MOST], f"and {len(distinct) - _MOST} more differences"]
-    return Outcome(tuple(distinct), tuple(notes), len(members), runs, values, from_exports)
+    return Outcome(
+        problems=tuple(distinct),
+        unverified=tuple(dict.fromkeys(found.unverified)),
+        notes=tuple(found.notes),
+        members=len(members),
+        runs=runs,
+        values=found.values,
+        from_exports=from_exports,
+    )
+
+
+def _read(file: Path) -> tuple[dict[str, bytes], list[str]]:
+    try:
+        return archive.read(file.read_bytes())
+    except OSError as error:
+        raise EvidenceError(f"cannot be read ({error.strerror})", file=file) from None
+    except EvidenceError as error:
+        raise EvidenceError(error.what, file=file, do=error.do) from None
 
 
 def _json_member(members: Mapping[str, bytes], name: str, file: Path) -> dict[str, Any]:
@@ -143,7 +188,7 @@ def _hashes(members: Mapping[str, bytes], manifest: Mapping[str, Any]) -> list[s
     if not isinstance(listed, dict):
         return ["manifest.json lists no files"]
     problems = []
-    for name in sorted({*members, *listed} - {"manifest.json"}):
+    for name in sorted({*members, *listed} - {*_SEALS}):
         if name not in members:
             problems.append(f"{name}: is listed and not there")
         elif name not in listed:
@@ -152,9 +197,44 @@ def _hashes(members: Mapping[str, bytes], manifest: Mapping[str, Any]) -> list[s
             entry = listed[name] if isinstance(listed[name], dict) else {}
             if entry.get("sha256") != hashlib.sha256(members[name]).hexdigest():
                 problems.append(f"{name}: its hash is not the one in manifest.json")
-            elif entry.get("bytes") != len(members[name]):
+            elif entry != {"bytes": len(members[name]), "sha256": entry["sha256"]}:
                 problems.append(f"{name}: its size is not the one in manifest.json")
     return problems
+
+
+def _spelling(members: Mapping[str, bytes]) -> list[str]:
+    """JSON that a person can read otherwise than a program does, with a key twice for example."""
+    problems = []
+    for name in ("manifest.json", "evidence.json"):
+        try:
+            same = bundle.json_bytes(json.loads(members[name])) == members[name]
+        except (ValueError, RecursionError):
+            same = False
+        if not same:
+            problems.append(
+                f"{name}: is not written as nsysddp writes it (a key that is there twice, or spaces)"
+            )
+    return problems
+
+
+def _signature(members: Mapping[str, bytes], signer: Path | None, found: _Found) -> bool:
+    """Did the signer sign it?"""
+    signed = members.get(signature.MEMBER)
+    if signer is None:
+        if signed is not None:
+            found.unverified.append(
+                f"{signature.MEMBER}: who signed it was not checked; give --signer PUB, the signer's public key"
+            )
+        return False
+    if signed is None:
+        found.problems.append(f"it is not signed, and {signer.name} is to have signed it")
+        return False
+    by = signature.check(members["manifest.json"], signed, signer)
+    if by is None:
+        found.problems.append(f"{signature.MEMBER}: is no signature by {signer.name} over this bundle")
+        return False
+    found.notes.append(f"signed by {by} ({signer.name})")
+    return True
 
 
 # --- the bundle against itself ------------------------------------------------------------------------------
@@ -185,8 +265,9 @@ def _against_itself(members: Mapping[str, bytes], document: Mapping[str, Any]) -
             continue
         said = json.loads(frame.write_json()) if frame.height else []
         problems += [
-            f"{member}: {difference}, evidence.json says otherwise"
-            for difference, _ in _differences(rows, said, name)
+            f"{member}: {one.text}, evidence.json says otherwise"
+            for one in _differences(rows, said, name)
+            if not one.agrees and not one.last_digits
         ]
         if frame.write_csv().encode() != members[f"tables/{name}.csv"]:
             problems.append(f"tables/{name}.csv: differs from its Parquet table")
@@ -225,7 +306,6 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
         reading=Reading.of(wanted["reading"]),
         allow_unlike=bool(wanted["allow_unlike"]),
         with_export=bool(wanted["with_export"]),
-        command=tuple(map(str, manifest["command"])),
     )
     runs = []
     for run, said in zip(manifest["runs"], document["runs"], strict=True):
@@ -254,67 +334,108 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
 
 
 def _again(
-    members: Mapping[str, bytes], plan: _Plan, given: Sequence[Path], notes: list[str]
+    file: Path,
+    members: Mapping[str, bytes],
+    plan: _Plan,
+    given: Sequence[Path],
+    found: _Found,
+    *,
+    signed: bool,
 ) -> tuple[bundle.Evidence, dict[str, bytes], bool] | None:
     """The evidence computed anew, its exports, and whether it is from them; None where nothing is there to do it."""
     if not given and not any(name.startswith("exports/") for name in members):
-        notes.append("nothing was computed anew: give the reports to check every number")
+        found.unverified.append("every number, page and picture: nothing was computed anew; give the reports")
         return None
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        if given:
-            sources = _found(scratch / "given", plan, given)
-            evidence = bundle.prepare(plan.request, sources["new"], sources["base"], scratch / "copies")
-            return evidence, bundle.exports(evidence) if plan.request.with_export else {}, False
-        notes.append(
-            "computed anew from the redacted exports in the bundle; that they are true, only the reports can show"
+        try:
+            if given:
+                sources = _sources(file, scratch / "given", plan, given, found)
+                evidence = bundle.prepare(plan.request, sources["new"], sources["base"], scratch / "copies")
+                return evidence, bundle.exports(evidence) if plan.request.with_export else {}, False
+            evidence = _from_exports(scratch, members, plan)
+        except (UsageError, NoGpuEvents) as error:
+            found.problems.append(f"manifest.json: what it asks for cannot be computed: {error}")
+            return None
+    if not signed:
+        found.unverified.append(
+            "exports/: all was computed anew from the redacted exports in the bundle; that they and what was "
+            "recorded beside them are true, only the reports or a signature can show; give the reports or --signer"
         )
-        sides: dict[str, list[Loaded]] = {"new": [], "base": []}
-        for side, run in _from_exports(scratch, members, plan):
-            sides[side].append(run)
-        evidence = bundle.gather(plan.request, sides["new"], sides["base"])
     return evidence, {name: data for name, data in members.items() if name.startswith("exports/")}, True
 
 
-def _found(scratch: Path, plan: _Plan, given: Sequence[Path]) -> dict[str, list[Source]]:
+def _sources(
+    bundle_file: Path, scratch: Path, plan: _Plan, given: Sequence[Path], found: _Found
+) -> dict[str, list[Source]]:
     """The runs of each side from the files that have the hashes in the manifest, under the names that they had."""
-    found: dict[str, Path] = {}
+    by_hash: dict[str, list[Path]] = {}
     for path in given:
         inside = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
         for one in inside:
-            found.setdefault(File.of(one).sha256, one.resolve())
-    missing = [
-        f"{file.name} of {run.name}" for run in plan.runs for file in run.files if file.sha256 not in found
-    ]
-    if missing:
-        raise EvidenceError(
-            f"no file given has the hash of {', '.join(missing[:5])}"
-            + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            + ": another version, or not given",
-            do="give every file that manifest.json lists under runs, or none",
-        )
+            by_hash.setdefault(File.of(one).sha256, []).append(one.absolute())
+    _refuse_others(bundle_file, plan, by_hash)
     sides: dict[str, list[Source]] = {"new": [], "base": []}
     for number, run in enumerate(plan.runs):
         places = []
+        folders: set[str] = set()
         for place_number, file in enumerate(run.files):
             # Reports of one run may share a name; what the capture recorded lies together.
             report = place_number < run.reports
             place = scratch / str(number) / (str(place_number) if report else "recorded") / file.name
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(found[file.sha256])
+            here = by_hash[file.sha256]
+            place.symlink_to(here[0])
             places.append(place)
+            folders |= {visible(path.parent.resolve().name) for path in here}
+            if all(visible(path.name) != file.name for path in here):
+                found.unverified.append(
+                    f"the name {file.name}: the file with its hash is called {visible(here[0].name)} here"
+                )
+        reports = ", ".join(file.name for file in run.files[: run.reports])
+        unnumbered = re.sub(r" \(\d+\)$", "", run.name)
+        if not {run.name, unnumbered} & {reports, *folders}:
+            found.unverified.append(
+                f"the name {run.name}: no folder with the files of that run is called so here"
+            )
         sides[run.side].append(Source(run.name, tuple(places[: run.reports]), tuple(places[run.reports :])))
     return sides
 
 
-def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> Iterator[tuple[str, Loaded]]:
-    """Every run from the redacted exports, under the names and hashes of the reports that they stand for."""
-    counts = {"new": 0, "base": 0}
+def _refuse_others(bundle_file: Path, plan: _Plan, by_hash: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse to compare with other files than the bundle was made from, and name both."""
+    wanted = [(run, file) for run in plan.runs for file in run.files]
+    missing = [(run, file) for run, file in wanted if file.sha256 not in by_hash]
+    if not missing:
+        return
+    known = {file.sha256 for _, file in wanted}
+    foreign = [
+        f"{visible(path.name)} (SHA-256 {digest[:12]}…)"
+        for digest, paths in by_hash.items()
+        if digest not in known
+        for path in paths[:1]
+    ]
+    lacking = [f"{file.name} of {run.name} (SHA-256 {file.sha256[:12]}…)" for run, file in missing]
+    if foreign:
+        what = f"{_listed(foreign)} is not what it was made from, and no file given is {_listed(lacking)}"
+    else:
+        what = f"it was also made from {_listed(lacking)}, which was not given"
+    raise EvidenceError(
+        what, file=bundle_file, do="give every file that manifest.json lists under runs, or none"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> bundle.Evidence:
+    """Everything from the redacted exports, under the names and hashes of the reports that they stand for."""
+    sides: dict[str, list[Loaded]] = {"new": [], "base": []}
     for number, run in enumerate(plan.runs):
-        counts[run.side] += 1
         places = []
         for report, file in enumerate(run.files[: run.reports], 1):
-            member = bundle.export_member(run.side, counts[run.side], report, file.name)
+            member = bundle.export_member(run.side, len(sides[run.side]) + 1, report, file.name)
             if member not in members:
                 raise EvidenceError(f"holds no {member}", do="give the reports instead")
             place = scratch / str(number) / str(report) / member.rpartition("/")[2]
@@ -322,7 +443,10 @@ def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> I
             place.write_bytes(members[member])
             places.append(place)
         source = Source(run.name, tuple(places))
-        yield run.side, load_one(source, plan.request.reading, stands_for=run.files, kept=run.recorded)
+        sides[run.side].append(
+            load_one(source, plan.request.reading, stands_for=run.files, kept=run.recorded)
+        )
+    return bundle.gather(plan.request, sides["new"], sides["base"])
 
 
 def _against_reports(
@@ -330,48 +454,90 @@ def _against_reports(
     manifest: Mapping[str, Any],
     document: Mapping[str, Any],
     again: Mapping[str, bytes],
-) -> tuple[list[str], int, list[str]]:
-    """Problems, how many values were compared, and notes."""
-    problems: list[str] = []
-    notes: list[str] = []
+    found: _Found,
+) -> None:
+    """Compare everything with what was computed anew."""
     expected, remade = json.loads(again["evidence.json"]), json.loads(again["manifest.json"])
-    same = all(remade[key] == manifest.get(key) for key in ("versions", "tool"))
-    if remade["tool"] != manifest.get("tool"):
-        # Another version of this tool words and draws differently; its numbers have to be the same.
-        expected["tool"] = document.get("tool")
-    values = 0
-    for difference, counted in _differences(expected, document, "evidence.json", count=True):
-        values += counted
-        if difference:
-            problems.append(difference)
-    for key in ("request", "runs"):
-        problems += [
-            text for text, _ in _differences(remade[key], manifest.get(key), f"manifest.json: {key}")
-        ]
-    if not same:
-        made_with = {**_named(manifest.get("tool")), **_named(manifest.get("versions"))}
-        spelled = ", ".join(f"{name} {value}" for name, value in made_with.items()) or "not recorded"
-        notes.append(
-            f"pages, pictures and exports were made with other versions ({spelled}), so their bytes were not compared "
-            "with what these versions make"
-        )
-    for name in sorted({*again, *members} - {"evidence.json", "manifest.json"}):
+    others = _other_versions(manifest, document, remade, found)
+    # Another version of this tool words differently; its numbers have to be the same.
+    wording = "nsysddp" in others
+    for key in ("tool", "versions", "files"):
+        del remade[key]
+    said = {key: value for key, value in manifest.items() if key not in ("tool", "versions", "files")}
+    found.problems += [
+        f"manifest.json: {one.text}" for one in _differences(remade, said, "") if not one.agrees
+    ]
+    for one in _differences({**expected, "tool": document.get("tool")}, document, "evidence.json"):
+        found.values += 1
+        if one.agrees:
+            continue
+        (found.unverified if one.last_digits or (wording and one.words) else found.problems).append(one.text)
+    for name in sorted({*again, *members} - {"evidence.json", *_SEALS}):
         if name not in again:
-            problems.append(f"{name}: does not belong to a bundle of these runs")
+            found.problems.append(f"{name}: does not belong to a bundle of these runs")
         elif name not in members:
-            problems.append(f"{name}: is missing")
-        elif members[name] != again[name] and (same or not name.endswith(_DRAWN)):
-            problems.append(_changed(name, members[name], again[name]))
-    return problems, values, notes
+            found.problems.append(f"{name}: is missing")
+        elif members[name] != again[name]:
+            _compare(name, members[name], again[name], others, found)
 
 
-def _named(versions: Any) -> dict[str, str]:
-    """Names and versions as the manifest lists them, of the tool under its name."""
-    if not isinstance(versions, dict):
+def _other_versions(
+    manifest: Mapping[str, Any], document: Mapping[str, Any], remade: Mapping[str, Any], found: _Found
+) -> dict[str, str]:
+    """What the bundle says it was made with and is not here: name and its version there."""
+    tool, versions = manifest.get("tool"), manifest.get("versions")
+    form = isinstance(tool, dict) and set(tool) == {"name", "version"} and tool["name"] == "nsysddp"
+    if document.get("tool") != tool or not form or not isinstance(tool, dict):
+        found.problems.append("manifest.json and evidence.json do not name the tool alike")
         return {}
-    if set(versions) == {"name", "version"}:
-        return {str(versions["name"]): str(versions["version"])}
-    return {str(name): str(value) for name, value in versions.items()}
+    if not isinstance(versions, dict) or {*versions} != {*remade["versions"]}:
+        found.problems.append(f"manifest.json: versions are not those of {', '.join(remade['versions'])}")
+        return {}
+    here = {"nsysddp": nsysddp.__version__, **remade["versions"]}
+    there = {"nsysddp": tool["version"], **versions}
+    others = {name: str(version) for name, version in there.items() if version != here[name]}
+    if others:
+        named = ", ".join(f"{name} {version} (here {here[name]})" for name, version in others.items())
+        found.unverified.append(f"manifest.json: that it was made with {named}; use these to check it")
+    return others
+
+
+def _compare(name: str, said: bytes, computed: bytes, others: Mapping[str, str], found: _Found) -> None:
+    """A member that is not the same bytes as the one computed: wrong, or made by versions that are not here?"""
+    kind = name.rpartition(".")[2]
+    makers = [one for one in ("nsysddp", *_LIBRARIES_OF.get(kind, ())) if one in others]
+    by = ", ".join(f"{one} {others[one]}" for one in makers)
+    if kind in ("png", "svg") and makers:
+        from nsysddp.render.drawn import data_of
+
+        data = data_of(said, kind)
+        if data is not None and data == data_of(computed, kind):
+            found.unverified.append(
+                f"{name}: drawn from the data that the reports give, but {by} cannot draw it again here"
+            )
+        elif "nsysddp" in makers:
+            found.unverified.append(f"{name}: drawn by {by}, which cannot draw it again here")
+        else:
+            found.problems.append(f"{name}: drawn from other data than the reports give")
+    elif kind not in _LIBRARIES_OF and _alike_but_last_digits(said, computed):
+        found.unverified.append(f"{name}: the last digits of some numbers are others here")
+    elif kind == "parquet" and makers:
+        pass  # its content was compared with evidence.json and with its CSV, both of which are compared
+    elif makers:
+        found.unverified.append(f"{name}: made by {by}, which cannot make it again here")
+    else:
+        found.problems.append(_changed(name, said, computed))
+
+
+_REAL = re.compile(rb"-?\d+\.\d+(?:e[-+]?\d+)?")
+
+
+def _alike_but_last_digits(one: bytes, other: bytes) -> bool:
+    """Machines sum in different orders: are the texts the same but for the ends of long numbers?"""
+    if _REAL.split(one) != _REAL.split(other):
+        return False
+    pairs = zip(_REAL.findall(one), _REAL.findall(other), strict=True)
+    return all(math.isclose(float(a), float(b), rel_tol=1e-9, abs_tol=1e-9) for a, b in pairs)
 
 
 def _changed(name: str, said: bytes, computed: bytes) -> str:
@@ -390,32 +556,44 @@ def _short(value: Any) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _differences(expected: Any, said: Any, where: str, *, count: bool = False) -> Iterator[tuple[str, int]]:
-    """Every place in which ``said`` differs from ``expected``; with ``count`` also ``("", 1)`` where they agree."""
+@dataclass(frozen=True)
+class _Place:
+    """One place of two JSON values.
+
+    Attributes:
+        text: how they differ there.
+        agrees: they do not.
+        words: both are text.
+        last_digits: both are numbers that differ in their last digits only, as sums in another order do.
+    """
+
+    text: str
+    agrees: bool = False
+    words: bool = False
+    last_digits: bool = False
+
+
+def _differences(expected: Any, said: Any, where: str) -> Iterator[_Place]:
+    """Every leaf of two JSON values, and every place at which one of them has none."""
     if isinstance(expected, dict) and isinstance(said, dict):
         for key in dict.fromkeys([*expected, *said]):
             place = f"{where}.{key}" if where else str(key)
             if key not in expected or key not in said:
-                yield f"{place}: {'is not in the bundle' if key not in said else 'does not belong there'}", 1
+                yield _Place(
+                    f"{place}: {'is not in the bundle' if key not in said else 'does not belong there'}"
+                )
             else:
-                yield from _differences(expected[key], said[key], place, count=count)
+                yield from _differences(expected[key], said[key], place)
     elif isinstance(expected, list) and isinstance(said, list):
         if len(expected) != len(said):
-            yield f"{where}: {len(said)} rows in the bundle, {len(expected)} from the reports", 1
+            yield _Place(f"{where}: {len(said)} rows in the bundle, {len(expected)} from the reports")
         for number, (one, other) in enumerate(zip(expected, said, strict=False)):
-            yield from _differences(one, other, f"{where}[{number}]", count=count)
-    elif _equal(expected, said):
-        if count:
-            yield "", 1
+            yield from _differences(one, other, f"{where}[{number}]")
     else:
-        yield f"{where}: {_short(said)} in the bundle, {_short(expected)} computed", 1
-
-
-def _equal(expected: Any, said: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(said, bool) or expected is None or said is None:
-        return expected is said
-    if isinstance(expected, float) or isinstance(said, float):
-        # Libraries of other versions may sum in another order: the last digits of a float are not evidence.
-        numbers = isinstance(expected, int | float) and isinstance(said, int | float)
-        return numbers and math.isclose(expected, said, rel_tol=1e-9, abs_tol=1e-9)
-    return bool(type(expected) is type(said) and expected == said)
+        text = f"{where}: {_short(said)} in the bundle, {_short(expected)} computed"
+        if type(expected) is type(said) and expected == said:
+            yield _Place("", agrees=True)
+        elif isinstance(expected, float) and isinstance(said, float):
+            yield _Place(text, last_digits=math.isclose(expected, said, rel_tol=1e-9, abs_tol=1e-9))
+        else:
+            yield _Place(text, words=isinstance(expected, str) and isinstance(said, str))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ KINDS = (
 )
 _KERNEL_CLASSES = ("communication", "spin", "compute")
 _LOOKS_COLLECTIVE = re.compile(
-    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|allreduce|broadcast_kernel|lamport)"
+    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|a2a|broadcast_kernel|lamport|multimem"
+    r"|nvls|symm_?mem|ubx_|(^|_)lsa_|reshard|send_?recv|(ep|moe|expert)_?(dispatch|combine)|(dispatch|combine)_?(ep|tokens))"
 )
 
 
@@ -83,6 +85,8 @@ class Rules:
     rules: tuple[Rule, ...]
     own: int = 0
     """How many leading rules the user gave: only those may speak about copies and memsets."""
+    sha256: str | None = None
+    """Hash of the user's rule file; None if there is none."""
 
     @cached_property
     def full_name_hints(self) -> tuple[str, ...]:
@@ -138,7 +142,8 @@ def load_rules(user_file: str | Path | None = None) -> Rules:
     if user_file is None:
         return Rules(shipped)
     own = _parse(Path(user_file))
-    return Rules(own + shipped, own=len(own))
+    digest = hashlib.sha256(Path(user_file).read_bytes()).hexdigest()
+    return Rules(own + shipped, own=len(own), sha256=digest)
 
 
 def _parse(path: Path) -> tuple[Rule, ...]:

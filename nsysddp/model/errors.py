@@ -39,6 +39,10 @@ class UsageError(NsysddpError):
     """The request contradicts itself or the input (a bad pattern, a window that holds nothing)."""
 
 
+class CannotTell(NsysddpError):
+    """The request is sound, and this trace cannot answer it: something was not captured or not exported."""
+
+
 class CaptureError(NsysddpError):
     """A capture could not be made, or what it made is not usable."""
 

@@ -44,6 +44,14 @@ class Result:
     """The answer to one or more questions about a trace.
 
     ``result["overlap"]`` is the polars frame of that name; its columns are documented in ``schema``.
+
+    Attributes:
+        trace: the run.
+        tables: name to frame.
+        findings: claims, the most important first.
+        assumptions: what the answer takes for granted.
+        warnings: what is missing or inferred.
+        request: what was asked and shapes a number; None where no registered question was.
     """
 
     trace: Trace
@@ -51,6 +59,7 @@ class Result:
     findings: tuple[Finding, ...] = ()
     assumptions: tuple[str, ...] = ()
     warnings: tuple[Warning, ...] = ()
+    request: Mapping[str, Any] | None = None
 
     def __getitem__(self, name: str) -> pl.DataFrame:
         """The frame called ``name``."""

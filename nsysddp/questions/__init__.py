@@ -1,180 +1,33 @@
-"""Questions about a trace: each analysis is one file, and they are listed here with what they need and return."""
+"""Questions about a run: each is one module that defines ``QUESTION`` (see ``question``).
+
+The names here are resolved on first use, so that listing the questions imports none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
+_HOME = {
+    "ANALYSES": "analysis",
+    "Context": "context",
+    "Selection": "steps",
+    "analyze": "analysis",
+    "answer": "analysis",
+    "ask": "question",
+    "context_of": "context",
+}
 
-from nsysddp.model.result import Result
-from nsysddp.model.warnings import Warning
-from nsysddp.questions import collectives, overlap, steps
-from nsysddp.questions.findings import find
-from nsysddp.questions.steps import Selection
+__all__ = ["ANALYSES", "Context", "Selection", "analyze", "answer", "ask", "context_of"]
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from nsysddp.model.trace import Trace
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the analyses of one request share, computed once.
-
-    Attributes:
-        trace: the run.
-        selection: the part asked for.
-        attribution: step and phase of every event.
-        windows: the windows asked for.
-        every_window: all windows of the run, whatever was asked for.
-        timed: matched communication events with their times.
-        splits: transfer, wait and unsplit time of each rank.
-        keep: which events belong to the part asked for.
-    """
-
-    trace: Trace
-    selection: Selection
-    attribution: steps.Attribution
-    windows: steps.Windows
-    every_window: steps.Windows
-    timed: pl.DataFrame
-    splits: Mapping[int, collectives.Split]
-    keep: NDArray[np.bool_]
+    from nsysddp.questions.analysis import ANALYSES, analyze, answer
+    from nsysddp.questions.context import Context, context_of
+    from nsysddp.questions.question import ask
+    from nsysddp.questions.steps import Selection
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """One registered question.
-
-    Attributes:
-        table: the table it answers with.
-        question: what it answers, one line.
-        needs: what the trace must hold for a full answer.
-        run: from the context and the tables before it to the frame.
-    """
-
-    table: str
-    question: str
-    needs: str
-    run: Callable[[Context, Mapping[str, pl.DataFrame]], pl.DataFrame]
-
-
-ANALYSES: tuple[Analysis, ...] = (
-    Analysis(
-        "rank",
-        "Who took part, on which GPU, and how are the clocks aligned?",
-        "GPU events",
-        lambda c, _: c.trace.ranks,
-    ),
-    Analysis(
-        "overlap",
-        "How much communication is hidden, and what is exposed?",
-        "GPU events; steps: NVTX and launches",
-        lambda c, _: overlap.overlap_table(c.trace, c.attribution, c.windows, c.splits),
-    ),
-    Analysis(
-        "phase",
-        "What did forward, backward and optimizer launch, and when did it run?",
-        "NVTX phase ranges and launches",
-        lambda c, _: overlap.phase_table(c.trace, c.attribution, c.windows),
-    ),
-    Analysis(
-        "collective",
-        "How much of each collective is wait, how much transfer, at which bandwidth?",
-        "several ranks; payloads for sizes",
-        lambda c, _: collectives.collective_table(c.trace, c.timed, c.attribution, c.windows, c.selection),
-    ),
-    Analysis(
-        "kernel_class",
-        "Which kernels ran, and as what do they count?",
-        "GPU events",
-        lambda c, _: overlap.kernel_class_table(c.trace, c.keep),
-    ),
-    Analysis(
-        "memory",
-        "Which copies and memsets ran, and how much of them alone?",
-        "GPU events",
-        lambda c, _: overlap.memory_table(c.trace, c.attribution, c.keep),
-    ),
-    Analysis(
-        "straggler",
-        "Which rank arrived last, and what did that cost the others?",
-        "matched collectives",
-        lambda _, tables: collectives.straggler_table(tables["collective"]),
-    ),
-    Analysis(
-        "outside_steps",
-        "Which GPU work lies outside every step?",
-        "NVTX step ranges and launches",
-        lambda c, _: overlap.outside_table(c.trace, c.every_window),
-    ),
-)
-"""Every table of `nsysddp analyze`, in order."""
-
-
-def context_of(trace: Trace, selection: Selection | None = None) -> Context:
-    """Everything the analyses share: attribution, windows, split communication.
-
-    Raises:
-        UsageError: the selection leaves nothing; NoGpuEvents: it holds no GPU event.
-    """
-    chosen = selection or Selection()
-    attribution = steps.attribute(trace)
-    windows = steps.windows(trace, attribution, chosen)
-    whole = Selection(per=chosen.per)
-    every = windows if chosen == whole else steps.windows(trace, attribution, whole)
-    timed = collectives.timed(trace)
-    return Context(
-        trace=trace,
-        selection=chosen,
-        attribution=attribution,
-        windows=windows,
-        every_window=every,
-        timed=timed,
-        splits=collectives.splits(trace, timed),
-        keep=collectives.selected_events(trace, attribution, windows, chosen),
-    )
-
-
-def analyze(trace: Trace, selection: Selection | None = None) -> Result:
-    """How much communication of this run is really hidden, and what is the rest?
-
-    Args:
-        trace: as loaded.
-        selection: which windows; every step by default.
-
-    Returns:
-        All tables of ``schema.TABLES``, findings, assumptions and warnings.
-    """
-    return answer(context_of(trace, selection))
-
-
-def answer(context: Context) -> Result:
-    """As ``analyze``, for a context that the caller needs for more."""
-    tables: dict[str, pl.DataFrame] = {}
-    for analysis in ANALYSES:
-        tables[analysis.table] = analysis.run(context, tables)
-    warnings = [*context.trace.warnings, *context.windows.warnings]
-    graphs = tables["overlap"]["hidden_communication_ns"].null_count()
-    if graphs:
-        warnings.append(
-            Warning(
-                "whole_graph_spans",
-                graphs,
-                "windows hold CUDA graphs traced as one span, so overlap is unknown there: "
-                "capture with --cuda-graph-trace=node",
-            )
-        )
-    assumptions = (*context.trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS)
-    result = Result(context.trace, tables, (), assumptions, tuple(warnings))
-    return replace(result, findings=find(result, context.attribution))
-
-
-_ASSUMPTIONS = (
-    "wait is an upper bound and transfer what the wire needed: a ring can move its first chunks between ranks that "
-    "have arrived",
-)
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"nsysddp.questions.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""When was each DDP bucket (FSDP unit) ready, launched, sent and done, and what held it?
+"""When was each bucket ready, launched, held, sent?
 
     host   hook──launch──╮                           hook  our range around the bucket's communication hook
     compute  ██ producer ██│╮                        ready    end of the work that produced its data
@@ -43,6 +43,7 @@ from nsysddp.model.markers import parse_bucket_mark
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
@@ -603,3 +604,15 @@ def _findings(frame: pl.DataFrame) -> tuple[Finding, ...]:
             )
         )
     return tuple(made)
+
+
+QUESTION = Question(
+    name="buckets",
+    ask="When was each bucket ready, launched, held, sent?",
+    more="DDP buckets by annotation, else inferred from the all-reduces of backward; FSDP units with their prefetch "
+    "distance.",
+    tables=(schema.BUCKET,),
+    run=lambda context, _: context.buckets,
+    shown="bucket",
+    reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+)

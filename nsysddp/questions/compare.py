@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from nsysddp.model.errors import AnalysisError, UsageError
+from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.names import ranks_text
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.questions.statistics import MIN_RUNS, Difference, Floats, difference
@@ -442,8 +442,10 @@ def facts_of(capture: Mapping[str, Any]) -> dict[str, str]:
             facts.setdefault(key.replace("_", " "), _text(workload[key]))
     for key, value in (workload.get("options") or {}).items():
         facts.setdefault(spelled.get(key, f"option {key.replace('_', ' ')}"), _text(value))
-    flags, program, arguments = _command((capture.get("command") or {}).get("profile") or [])
-    facts.update({"nsys flags": " ".join(flags), "program": program})
+    profile = (capture.get("command") or {}).get("profile")
+    flags, program, arguments = _command(profile or [])
+    if profile:  # a results database keeps no command line: what it said is then not known, and not nothing
+        facts.update({"nsys flags": " ".join(flags), "program": program})
     if not workload.get("options"):
         facts.update(_arguments(arguments))
     for key, value in (capture.get("versions") or {}).items():
@@ -560,6 +562,7 @@ def compare(base: Sequence[Run], new: Sequence[Run], *, allow_unlike: bool = Fal
 
     Raises:
         UsageError: a side is empty, or the sides are unlike.
+        CannotTell: no step can be compared.
         AnalysisError: an account does not balance.
     """
     if not base or not new:
@@ -586,7 +589,7 @@ def compare(base: Sequence[Run], new: Sequence[Run], *, allow_unlike: bool = Fal
         "unlike": differing,
     }
     if not tables["comparison"].filter(pl.col("rank").is_null() & pl.col("difference").is_not_null()).height:
-        raise UsageError(
+        raise CannotTell(
             "no step can be compared: the trace shows none that every rank has",
             do="mark steps with NVTX (nsysddp.annotate), or give --step-pattern; see nsysddp analyze of each run",
         )
@@ -612,6 +615,17 @@ def _warnings(base: Sequence[Run], new: Sequence[Run], differing: pl.DataFrame) 
             f"without run.json of a capture it is not known whether {', '.join(UNRECORDED)} were alike "
             f"({', '.join(dict.fromkeys(bare))})"
         )
+    every = (*base, *new)
+    partly = {
+        what: [run.name for run in every if run.recorded and what not in run.facts]
+        for what in UNRECORDED
+        if any(what in run.facts for run in every)
+    }
+    said += [
+        f"it is not known whether {what} was alike: not kept of {', '.join(dict.fromkeys(names))}"
+        for what, names in partly.items()
+        if names
+    ]
     for run in (*base, *new):
         absent = sorted(rank for _, rank in run.unknown if rank is not None and rank not in run.windows)
         if absent:

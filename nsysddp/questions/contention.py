@@ -1,4 +1,4 @@
-"""What does communication beside computation cost, and what is left of the gain of overlap?
+"""What does overlap cost, and is it still a gain?
 
 Definitions, "Contention". The same kernel is compared with itself: executions *alone* (no communication beside them)
 with *accompanied* ones (communication beside at least half of their time). Executions between the two are compared with
@@ -33,6 +33,7 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import overlap
+from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
@@ -573,3 +574,15 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
             )
         )
     return tuple(made)
+
+
+QUESTION = Question(
+    name="contention",
+    ask="What does overlap cost, and is it still a gain?",
+    more="The same kernel beside communication and alone: ratio of medians with intervals, cost and net gain of each "
+    "step.",
+    tables=(schema.CONTENTION, schema.CONTENTION_STEP, schema.CONTENTION_METRIC),
+    run=lambda context, _: context.contention,
+    shown="contention_step",
+    reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+)

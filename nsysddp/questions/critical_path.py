@@ -1,4 +1,4 @@
-"""Why did the step take this long? The chain of work and waiting, over all ranks, that its end hung on.
+"""What bounds each step: the chain of work, transfer and host time that its end hung on
 
     critical_path(trace)            the path of every step over all ranks; tied ranks each get theirs
     rank_paths(trace)               the path of every step within each rank, its waits named after the rank waited for
@@ -18,8 +18,8 @@ Source: ``docs/definitions.md``, critical path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -32,12 +32,16 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import NS_PER_US, ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.question import Option, Question
 from nsysddp.questions.steps import WARM_UP_RATIO, Attribution, attribute
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.context import Context
 
     Ints = NDArray[np.int64]
     Per = Literal["step", "capture"]
@@ -815,3 +819,39 @@ def _shared(parts: pl.DataFrame, windows: pl.DataFrame, by: list[str]) -> pl.Dat
         .agg(pl.col("duration_ns").sum())
         .sort("duration_ns", *by, descending=[True] + [False] * len(by), nulls_last=True)
     )
+
+
+def paths_of(context: Context, *, each_rank: bool = False) -> Result:
+    """The paths of the steps that a request asks for, over all ranks or within each."""
+    chosen = context.selection
+    return _answer(
+        context.trace,
+        "step" if chosen.per == "step" else "capture",
+        (max(chosen.first_step or 0, chosen.skip_warmup), chosen.last_step),
+        context.graph,
+        context.attribution,
+        across=not each_rank,
+    )
+
+
+def _run(context: Context, options: Mapping[str, Any]) -> Result:
+    if options["each_rank"]:
+        result = paths_of(context, each_rank=True)
+    else:
+        beside = communication_beside(context.paths, context.decomposition)
+        result = replace(context.paths, tables={**context.paths.tables, PATH_COMMUNICATION.name: beside})
+    return replace(result, warnings=(*context.trace.warnings, *result.warnings))
+
+
+QUESTION = Question(
+    name="critical_path",
+    ask="What bounds each step: the chain of work, transfer and host time that its end hung on",
+    more="The path runs over all ranks: where a collective waited, it goes on at the rank that arrived last. A step's "
+    "path and that of the capture (--per capture) are different questions.",
+    tables=TABLES,
+    run=_run,
+    shown=PATH_KIND.name,
+    reads=frozenset({"launches", "host_calls"}),
+    options=(Option("each_rank", "The path within each rank; its waits stay on it, by name."),),
+    whole_steps=True,
+)

@@ -1,4 +1,4 @@
-"""What makes the step take this long, and what would be worth changing first?
+"""What makes the step this long, cause by cause, and what to change first?
 
 Every instant of the critical path over all ranks is given to at most one cause, so what causes cost at most can never
 add up to more than the step, nor a cause to more than the critical path allows (both asserted)::
@@ -46,6 +46,7 @@ from nsysddp.questions.causes import BY_CODE, Cause, link_reference_gbps
 from nsysddp.questions.collectives import bandwidth, on_compute_streams
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS, critical_path
 from nsysddp.questions.link import Link, fit_link
+from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -1224,3 +1225,16 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
             )
         )
     return tuple(made)
+
+
+QUESTION = Question(
+    name="diagnosis",
+    ask="What makes the step this long, cause by cause, and what to change first?",
+    more="Each cause comes with the milliseconds per step that it costs at most (together never more than the step), "
+    "how sure that is, one change to try, and what would refute it. Costs are of the steady steps' critical path.",
+    tables=TABLES,
+    run=lambda context, _: context.diagnosis,
+    shown=DIAGNOSIS.name,
+    reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    whole_steps=True,
+)

@@ -1,4 +1,4 @@
-"""Why did a GPU do nothing? A cause for every idle instant of every rank, and how far ahead of it the host was.
+"""Why was each GPU idle, instant by instant?
 
 Definitions, ``idle = |W - P - C - M - G|``. An idle gap ends with an event; walking back from that event along the
 binding predecessors of ``graph`` until the gap's start tells what it hung on at each instant, so the pieces of a gap
@@ -45,6 +45,7 @@ from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import NS_PER_MS, ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
@@ -674,3 +675,14 @@ def _findings(steps: pl.DataFrame) -> tuple[Finding, ...]:
         )
         for rank, cause, total, windows in largest.iter_rows()
     )
+
+
+QUESTION = Question(
+    name="idle",
+    ask="Why was each GPU idle, instant by instant?",
+    more="Causes tile the idle time; what follows from an earlier cause is counted with it.",
+    tables=(schema.IDLE, schema.IDLE_STEP, schema.LAUNCH_QUEUE, schema.LAUNCH_QUEUE_STEP),
+    run=lambda context, _: context.idle,
+    shown="idle_step",
+    reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+)

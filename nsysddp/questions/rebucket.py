@@ -28,7 +28,7 @@ import polars as pl
 
 from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
 from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Draft, Program
-from nsysddp.model.errors import UsageError
+from nsysddp.model.errors import CannotTell, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,7 +126,8 @@ def recorded_buckets(
         sizes: bytes of the parameters in ready order.
 
     Raises:
-        UsageError: there are none, they cannot be placed on the host's line, or the sizes do not fit them.
+        CannotTell: there are none, or they cannot be placed on the host's line.
+        UsageError: the sizes do not fit them.
     """
     rows = table.filter(pl.col("role") == "gradients", pl.col("step_index").is_not_null())
     events = context.timed.select("event", "rank", "stream", "start_ns").unique(
@@ -140,13 +141,13 @@ def recorded_buckets(
         maintain_order="left",
     )
     if rows.is_empty() or rows["event"].null_count():
-        raise UsageError(
+        raise CannotTell(
             "the trace shows no gradient buckets", do="annotate the run, or name its backward ranges"
         )
     if rows["bytes"].null_count():
-        raise UsageError("the sizes of the buckets are unknown", do="export with --include-blobs=true")
+        raise CannotTell("the sizes of the buckets are unknown", do="export with --include-blobs=true")
     if rows["collective_id"].null_count():
-        raise UsageError("not all buckets could be matched over the ranks", do="capture every rank")
+        raise CannotTell("not all buckets could be matched over the ranks", do="capture every rank")
     marks = _hook_ends(context)
     made: list[Backward] = []
     keys = ["rank", "step_index", "micro_step"]
@@ -160,7 +161,7 @@ def recorded_buckets(
         for row in part.sort("launched_ns").iter_rows(named=True):
             call = int(lines.launcher[row["event"]])
             if call < 0:
-                raise UsageError(
+                raise CannotTell(
                     "a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx"
                 )
             mine, mine_launching = threads.of(int(rank), int(lines.thread[call]))
@@ -238,7 +239,7 @@ def _within(lines: HostLines, calls: Ints, start: int, end: int) -> Ints:
 def _same_layout(backwards: Sequence[Backward]) -> None:
     layouts = {tuple((b.bytes, b.parameters) for b in one.buckets) for one in backwards}
     if len(layouts) > 1:
-        raise UsageError(
+        raise CannotTell(
             "the buckets differ between steps or ranks",
             do="leave out the steps before DDP rebuilt its buckets",
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import textwrap
+from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
 from nsysddp.model.units import ms
-from nsysddp.render.theme import GREY, INK, LIGHT, LOOKS, STYLE, TRACK, printable, short
+from nsysddp.questions.compare import METRICS
+from nsysddp.render.theme import GREY, INK, LIGHT, LOOKS, STYLE, TRACK, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsysddp.questions.compare import Comparison
+
+
+class Compared(Protocol):
+    """What holds the tables of a comparison (``questions.compare.TABLES``)."""
+
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Frames by name."""
+
+
+COMPARED = ("comparison", "account", "matrix")
+"""Tables that a comparison is drawn from."""
 
 SCHEMA_VERSION = 1
 WIDE = 110
@@ -112,7 +126,65 @@ def interval(row: Mapping[str, Any]) -> str:
     return f"{low}..{number(row['high'], row['unit'], sign=True)}"
 
 
-def shown_rank(comparison: Comparison) -> int | None:
+def which_is_which(comparison: Comparison) -> list[str]:
+    """Every figure of a step that is shown and moved the other way than the headline, with what either is.
+
+    A job's step lasts as long as on its slowest rank, which can be another one in each step, and a median leaves out
+    what a mean counts: all of these can be right at once, and side by side they seem to contradict each other.
+    """
+    headline = comparison.headline
+    direction = _longer(headline["metric"], headline["difference"])
+    others: list[tuple[str, str, float]] = []
+    rank = shown_rank(comparison)
+    frame = comparison.tables["comparison"].filter(
+        pl.col("difference").is_not_null()
+        & (
+            (pl.col("rank").is_null() & pl.col("metric").is_in([*_STEP_OF_JOB]))
+            | ((pl.col("rank") == (-1 if rank is None else rank)) & (pl.col("metric") == "window_ns"))
+        )
+    )
+    for row in frame.iter_rows(named=True):
+        whose = _STEP_OF_JOB.get(row["metric"]) or f"rank {row['rank']}'s own step, {_MEDIANS}"
+        others.append((row["metric"], whose, row["difference"]))
+    for view, of_rank, whose in (
+        ("window", rank, f"rank {rank}'s own step, mean of all its steps"),
+        ("critical_path", None, "the job's critical path, mean of all its steps"),
+    ):
+        rows = _account(comparison, view, of_rank)
+        if rows and not (view == "window" and rank is None):
+            others.append(("step_ns", whose, float(rows[0]["change_ns"])))
+    found = [
+        f"{whose}: {number(change, METRICS[metric].unit, sign=True)}"
+        for metric, whose, change in others
+        if direction * _longer(metric, change) < 0
+    ]
+    if not found:
+        return []
+    what = (
+        _STEP_OF_JOB[headline["metric"]]
+        if headline["metric"] in _STEP_OF_JOB
+        else title_of(headline["metric"])
+    )
+    change = number(headline["difference"], headline["unit"], sign=True)
+    return [
+        f"Not the same thing, and not the same sign: {change} is of {what}; the other way went {'; '.join(found)}."
+    ]
+
+
+_MEDIANS = "median of each run, mean over the runs"
+_STEP_OF_JOB = {
+    "measured_step_ns": f"the job's unprofiled step (slowest rank, {_MEDIANS})",
+    "step_ns": f"the job's profiled step (slowest rank of each step, {_MEDIANS})",
+    "throughput": f"the job's throughput (slowest rank, {_MEDIANS})",
+}
+
+
+def _longer(metric: str, change: float) -> float:
+    """Above 0 where the change is for the worse."""
+    return -change if METRICS[metric].better == "higher" else change
+
+
+def shown_rank(comparison: Compared) -> int | None:
     """The rank whose figures stand for the rest on a screen: the new side's slowest, where both sides have it."""
     both = comparison.tables["account"].filter(pl.col("rank").is_not_null())["rank"].unique().to_list()
     slowest = comparison.tables["matrix"].filter(
@@ -124,7 +196,7 @@ def shown_rank(comparison: Comparison) -> int | None:
     return int(slowest["rank"][0]) if slowest.height else min(both, default=None)
 
 
-def who(comparison: Comparison, rank: int) -> str:
+def who(comparison: Compared, rank: int) -> str:
     """The shown rank in words, and why it is that one."""
     window = comparison.tables["matrix"].filter((pl.col("metric") == "window_ns") & (pl.col("side") == "new"))
     slowest = window.filter(pl.col("is_slowest"))["rank"].to_list()
@@ -139,6 +211,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "verdict": comparison.headline["verdict"],
         "sentence": sentence(comparison),
+        "which_is_which": which_is_which(comparison),
         "base": list(comparison.base),
         "new": list(comparison.new),
         "tables": {name: frame.to_dicts() for name, frame in comparison.tables.items()},
@@ -217,21 +290,21 @@ def _account(comparison: Comparison, view: str, rank: int | None) -> list[dict[s
 def sections(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, heads and cells of every table that a reader needs first."""
     rank = shown_rank(comparison)
-    made = [("The job (times in ms)", *rows_for_people(comparison, None))]
+    made = [(f"The job (ms; {_MEDIANS})", *rows_for_people(comparison, None))]
     if rank is not None:
         made.append(
-            (f"{who(comparison, rank).capitalize()} (times in ms)", *rows_for_people(comparison, rank))
+            (f"{who(comparison, rank).capitalize()} (ms; {_MEDIANS})", *rows_for_people(comparison, rank))
         )
         made.append(
             (
-                f"What changed in rank {rank}'s step (ms, means; time on its GPU)",
+                f"What changed in rank {rank}'s step (ms, means of all steps, which add up; time on its GPU)",
                 *account_for_people(comparison, "window", rank),
             )
         )
     if _account(comparison, "critical_path", None):
         made.append(
             (
-                "What changed on the job's critical path (ms, means)",
+                "What changed on the job's critical path (ms, means of all steps, which add up)",
                 *account_for_people(comparison, "critical_path", None),
             )
         )
@@ -251,7 +324,10 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
     wide = out.width >= WIDE
     out.print(Text(f"{_names(comparison.base)}  →  {_names(comparison.new)}", style="dim"))
-    out.print(Padding(Text(sentence(comparison), style="bold"), (0, 0, 1, 2)))
+    out.print(Padding(Text(sentence(comparison), style="bold"), (0, 0, 0, 2)))
+    for note in which_is_which(comparison):
+        out.print(Padding(Text(note), (0, 0, 0, 2)))
+    out.print()
     for title, heads, cells in sections(comparison):
         table = Table(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False,
@@ -282,7 +358,10 @@ def _names(names: Sequence[str]) -> str:
 
 def markdown(comparison: Comparison, *, brief: bool = False) -> str:
     """The same in GitHub's Markdown; ``brief`` leaves out the sentence and the percentiles of each rank."""
-    lines = [] if brief else [f"**{sentence(comparison)}**", ""]
+    lines = []
+    if not brief:
+        lines = [f"**{escaped(sentence(comparison))}**", ""]
+        lines += [line for note in which_is_which(comparison) for line in (escaped(note), "")]
     for title, heads, cells in sections(comparison)[: -1 if brief else None]:
         lines += [f"**{title}**", "", *markdown_table(heads, cells), ""]
     if (comparison.tables["comparison"]["scope"] == "these_runs").any():
@@ -312,6 +391,48 @@ def escaped(text: str) -> str:
 
 _BASE, _NEW = GREY, "#0072B2"
 _WIDTH_IN = 11.0
+_TITLE_CHARACTERS, _TEXT_CHARACTERS = 108, 125
+"""What fits into the width of the picture in bold and in plain type."""
+
+_LINE_IN = 0.2
+
+
+def drawn_rows(comparison: Compared) -> list[dict[str, Any]]:
+    """The times of the job and of the shown rank that are drawn, with ``label`` and ``decided``.
+
+    Where a side has one run there is no interval: how much runs differ is then not known at all.
+    """
+    rank = shown_rank(comparison)
+    made = []
+    for row in comparison.tables["comparison"].iter_rows(named=True):
+        shown = row["unit"] == "ns" and row["difference"] is not None and row["rank"] in (None, rank)
+        if not shown or row["base"] == row["new"] == 0:
+            continue
+        title = title_of(row["metric"])
+        alone = min(row["base_runs"], row["new_runs"]) < 2
+        made.append(
+            {
+                **row,
+                "label": title if row["rank"] is None else f"rank {row['rank']}: {title}",
+                "decided": row["verdict"] not in ("not enough data", "no difference shown"),
+                **({"low": None, "high": None} if alone else {}),
+            }
+        )
+    return made
+
+
+def key_of(rows: Sequence[Mapping[str, Any]], *, weak: str = "dashed") -> str:
+    """What the marks of ``drawn_rows`` mean; ``weak`` is how intervals of these very runs look."""
+    key = "new − base in ms"
+    if any(row["low"] is not None for row in rows):
+        key += "; line: 95 % interval"
+        if any(row["scope"] == "these_runs" for row in rows):
+            key += f" ({weak}: of these very runs only)"
+    if any(row["detectable"] is not None for row in rows):
+        key += "; grey: a difference inside could have been missed"
+    if any(row["low"] is None for row in rows):
+        key += "; without line: too few steps or runs for an interval"
+    return key
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
@@ -324,35 +445,31 @@ def draw_comparison(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
     rank = shown_rank(comparison)
-    rows = [
-        row
-        for row in comparison.tables["comparison"].iter_rows(named=True)
-        if row["unit"] == "ns"
-        and row["difference"] is not None
-        and row["rank"] in (None, rank)
-        and not row["base"] == row["new"] == 0
+    rows = drawn_rows(comparison)
+    title = textwrap.wrap(printable(sentence(comparison)), _TITLE_CHARACTERS)
+    notes = [
+        f"base: {_names(comparison.base)}     new: {_names(comparison.new)}",
+        *which_is_which(comparison),
     ]
-    height = 4.1 + 0.25 * len(rows)
+    lines = [line for note in notes for line in textwrap.wrap(printable(note), _TEXT_CHARACTERS)]
+    top = 0.5 + _LINE_IN * (len(title) + len(lines))
+    height = top + 3.4 + 0.25 * len(rows)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH_IN, height), facecolor="white")
 
         def place(left: float, top_in: float, width: float, height_in: float) -> Axes:
             return figure.add_axes((left, 1 - (top_in + height_in) / height, width, height_in / height))
 
-        figure.text(
-            0.02, 1 - 0.3 / height, short(sentence(comparison), 175), fontsize=10, weight="bold", va="center"
-        )
-        figure.text(
-            0.02,
-            1 - 0.55 / height,
-            short(f"base: {_names(comparison.base)}     new: {_names(comparison.new)}", 150),
-            color=GREY,
-            va="center",
-        )
-        _draw_runs(place(0.07, 1.05, 0.34, 1.75), comparison)
-        _draw_account(place(0.60, 1.05, 0.37, 1.75), comparison, rank)
-        title = "Each metric" if rank is None else f"The job, and {who(comparison, rank)}"
-        _draw_intervals(place(0.27, 3.6, 0.71, 0.25 * len(rows)), rows, title)
+        for number_of_line, line in enumerate((*title, *lines)):
+            head = number_of_line < len(title)
+            figure.text(
+                0.02, 1 - (0.3 + _LINE_IN * number_of_line) / height, line, va="center",
+                fontsize=10 if head else 9, weight="bold" if head else "normal", color=INK if head else GREY,
+            )  # fmt: skip
+        _draw_runs(place(0.07, top + 0.15, 0.34, 1.75), comparison)
+        _draw_account(place(0.60, top + 0.15, 0.37, 1.75), comparison, rank)
+        of_whom = "Each metric" if rank is None else f"The job, and {who(comparison, rank)}"
+        _draw_intervals(place(0.27, top + 2.7, 0.71, 0.25 * len(rows)), rows, of_whom)
     return figure
 
 
@@ -365,7 +482,7 @@ def _plain(axes: Axes, title: str) -> None:
 
 
 def _draw_runs(axes: Axes, comparison: Comparison) -> None:
-    """Every run's median step as a point, its side's mean as a line; steps behind in a lighter tone."""
+    """Every run's median step as a point, its steps behind as lighter ones; of several runs their mean as a line."""
     import numpy as np
 
     headline = comparison.headline
@@ -377,14 +494,18 @@ def _draw_runs(axes: Axes, comparison: Comparison) -> None:
         for place, run in enumerate(runs):
             y = row + (place - (len(runs) - 1) / 2) * min(0.12, 0.6 / len(runs))
             steps = run.samples[key] / divisor
-            axes.plot(steps, np.full(steps.size, y), "|", color=colour, alpha=0.35, ms=5, mew=0.8)
+            axes.plot(steps, np.full(steps.size, y), "o", color=colour, alpha=0.25, ms=2.2, mew=0)
             axes.plot(float(np.median(steps)), y, "o", color=colour, ms=4.5)
-        axes.plot([mean / divisor] * 2, [row - 0.42, row + 0.42], color=colour, lw=1.4)
+        if len(runs) > 1:
+            axes.plot([mean / divisor] * 2, [row - 0.42, row + 0.42], color=colour, lw=1.4)
     axes.set_ylim(1.55, -0.55)
     axes.set_yticks([0, 1], ["base", "new"])
     axes.grid(axis="x", color="#E6E8EB", lw=0.8)
     unit = "ms" if headline["unit"] == "ns" else headline["unit"]
-    axes.set_xlabel(f"{unit}; point: median of a run, tick: a step, line: mean of the medians")
+    several = max(len(runs) for runs in comparison.runs) > 1
+    axes.set_xlabel(
+        f"{unit}; point: median of a run, dot: a step" + (", line: mean of the runs" if several else "")
+    )
     _plain(axes, f"Every run: {title_of(headline['metric'])}")
 
 
@@ -427,30 +548,22 @@ def _draw_intervals(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str) -
         if row["detectable"] is not None:
             reach = ms(row["detectable"])
             axes.barh(y, 2 * reach, left=-reach, height=0.7, color=TRACK, edgecolor=LIGHT, lw=0.6, zorder=0)
-        decided = row["verdict"] not in ("not enough data", "no difference shown")
-        colour = _NEW if decided else GREY
+        colour = _NEW if row["decided"] else GREY
         if row["low"] is not None:
             dashed = (0, (2, 1.5)) if row["scope"] == "these_runs" else "solid"
             axes.plot([ms(row["low"]), ms(row["high"])], [y, y], color=colour, lw=1.6, ls=dashed)
         axes.plot(
-            ms(row["difference"]), y, "o", ms=5, mec=colour, mfc=colour if decided else "white", mew=1.3
+            ms(row["difference"]),
+            y,
+            "o",
+            ms=5,
+            mec=colour,
+            mfc=colour if row["decided"] else "white",
+            mew=1.3,
         )
-    labels = [
-        title_of(row["metric"]) if row["rank"] is None else f"rank {row['rank']}: {title_of(row['metric'])}"
-        for row in rows
-    ]
-    axes.set_yticks(range(len(rows)), labels)
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.axvline(0, color=INK, lw=0.8)
     axes.grid(axis="x", color="#E6E8EB", lw=0.8)
-    key = "new − base in ms"
-    if any(row["low"] is not None for row in rows):
-        key += "; line: 95 % interval"
-    if any(row["scope"] == "these_runs" for row in rows):
-        key += " (dashed: of these very runs only)"
-    if any(row["detectable"] is not None for row in rows):
-        key += "; grey: a difference inside could have been missed"
-    if any(row["low"] is None for row in rows):
-        key += "; without line: too few steps or runs for an interval"
-    axes.set_xlabel(key)
+    axes.set_xlabel("\n".join(textwrap.wrap(key_of(rows), 100)))
     _plain(axes, title)

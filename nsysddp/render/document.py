@@ -19,7 +19,10 @@ from nsysddp.model.errors import UsageError
 from nsysddp.render.files import unwritable
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from nsysddp.model.result import Result
+    from nsysddp.questions.question import Question
 
 SCHEMA_VERSION = 1
 
@@ -27,11 +30,8 @@ _ROWS_AT_A_TIME = 10_000
 """Rows that become text together: a long table as one text would take more memory than the analysis."""
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the document, made from the table contracts."""
-    from nsysddp.model.schema import TABLES
-
-    spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
+def json_schema(asked: Question) -> dict[str, Any]:
+    """The JSON Schema of the document that answers a question, made from the contracts of its tables."""
     text = {"type": "string"}
     nullable_text = {"type": ["string", "null"]}
     table = {
@@ -43,12 +43,12 @@ def json_schema() -> dict[str, Any]:
                 "additionalProperties": False,
                 "required": one.names,
                 "properties": {
-                    column.name: {"type": [spelled[str(column.dtype)], "null"], "description": column.meaning}
+                    column.name: {**_json_type(column.dtype), "description": column.meaning}
                     for column in one.columns
                 },
             },
         }
-        for name, one in TABLES.items()
+        for name, one in ((one.name, one) for one in asked.tables)
     }
 
     def record(properties: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def json_schema() -> dict[str, Any]:
 
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "nsysddp analyze",
+        "title": asked.ask,
         **record(
             {
                 "schema_version": {"const": SCHEMA_VERSION},
@@ -74,7 +74,11 @@ def json_schema() -> dict[str, Any]:
                         {"name": text, "sha256": text, "nsys_version": nullable_text, "schema": nullable_text}
                     )
                 ),
-                "tables": record(table),
+                "request": {
+                    "type": ["object", "null"],
+                    "description": "what was asked, as far as it shapes a number",
+                },
+                "tables": {**record(table), "required": [asked.shown]},
                 "findings": listed(
                     record(
                         {
@@ -95,6 +99,16 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def _json_type(dtype: pl.DataType) -> dict[str, Any]:
+    """The JSON type of a column, which may be null; of one with a fixed set of words also the words."""
+    import polars as pl
+
+    if isinstance(dtype, pl.Enum):
+        return {"enum": [*dtype.categories, None]}
+    spelled = {pl.Int64: "integer", pl.Float64: "number", pl.String: "string", pl.Boolean: "boolean"}
+    return {"type": [spelled[type(dtype)], "null"]}
+
+
 def _head(result: Result) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -103,6 +117,7 @@ def _head(result: Result) -> dict[str, Any]:
             {"name": one.name, "sha256": one.sha256, "nsys_version": one.nsys_version, "schema": one.schema}
             for one in result.trace.inputs
         ],
+        "request": None if result.request is None else dict(result.request),
     }
 
 

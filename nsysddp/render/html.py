@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from nsysddp.model.schema import MORE_TABLES, TABLES
 from nsysddp.questions.critical_path import KINDS
 from nsysddp.questions.steps import steady
 from nsysddp.render import per_rank
+from nsysddp.render.compare import COMPARED, drawn_rows, interval, key_of, number, percent, shown_rank, who
 from nsysddp.render.detail import duration
 from nsysddp.render.packed import timeline_of
 from nsysddp.render.theme import INK, LOOKS, PAPER
@@ -157,6 +158,7 @@ def html_report(
     buckets: Part | None = None,
     diagnosis: Part | None = None,
     comparison: Part | None = None,
+    answers: Sequence[tuple[str, Sequence[str]]] = (),
     provenance: Mapping[str, str] | None = None,
 ) -> str:
     """What did this run do with its time, on one page that needs nothing else?
@@ -168,6 +170,7 @@ def html_report(
         buckets: the answer of ``questions.buckets.buckets``.
         diagnosis: causes and remedies.
         comparison: this run beside others.
+        answers: what else belongs to the verdict: sentences under names of their own.
         provenance: further facts about where the page comes from, such as capture settings. No secrets: they are shown.
 
     Returns:
@@ -197,7 +200,7 @@ def html_report(
     parts = [
         _path_part(critical_path, places),
         _diagnosis_part(diagnosis, places),
-        _part("comparison", "Comparison", comparison, places),
+        _comparison_part(comparison, places),
     ]
     shown = [part for part in parts if part]
     contents = [("ranks", "Ranks"), ("timeline", "Timeline"), ("decomposition", "Time")]
@@ -213,6 +216,7 @@ def html_report(
         style=_trusted(style),
         verdict=findings[0] if findings else _NOTHING,
         findings=findings,
+        answers=answers,
         spread=per_rank.spread(result),
         contents=contents,
         ranks=_rank_table(result, labels, figures),
@@ -726,10 +730,59 @@ def _part(anchor: str, title: str, part: Part | None, places: _Places) -> dict[s
         "anchor": anchor,
         "title": title,
         "findings": [places.finding(one, f"{anchor}-{number}") for number, one in enumerate(part.findings)],
+        "intervals": None,
         "tables": [
             _short_table(name.replace("_", " "), frame) for name, frame in part.tables.items() if frame.height
         ],
         "notes": _notes(part),
+    }
+
+
+def _comparison_part(part: Part | None, places: _Places) -> dict[str, Any] | None:
+    """The comparison with its intervals drawn: the same rows and the same meaning as in its picture."""
+    made = _part("comparison", "Comparison", part, places)
+    if made is None or part is None or not {*COMPARED} <= set(part.tables):
+        return made
+    rows = drawn_rows(part)
+    ends: list[float] = [0.0, *(row["difference"] for row in rows)]
+    for row in rows:
+        ends += [row["low"], row["high"]] if row["low"] is not None else []
+        ends += [-row["detectable"], row["detectable"]] if row["detectable"] is not None else []
+    low, high = min(ends), max(ends)
+    room = (high - low) or 1.0
+
+    def x(value: float) -> float:
+        return 20.0 + 960.0 * (value - low) / room
+
+    rank = shown_rank(part)
+    made["intervals"] = {
+        "caption": "The job" if rank is None else f"The job, and {who(part, rank)}",
+        "key": key_of(rows, weak="pale"),
+        "zero": f"{x(0):.2f}",
+        "rows": [_interval(row, x) for row in rows],
+    }
+    return made
+
+
+def _interval(row: Mapping[str, Any], x: Callable[[float], float]) -> dict[str, Any]:
+    """One row of ``drawn_rows`` as rectangles on 1,000 units, and in words."""
+
+    def reach(low: float, high: float) -> dict[str, str]:
+        return {"x": f"{x(low):.2f}", "width": f"{max(x(high) - x(low), 1.0):.2f}"}
+
+    change = f"{number(row['difference'], row['unit'], sign=True)} ({percent(row['change_ratio'])})"
+    told = row["detectable"] is not None
+    return {
+        "label": row["label"],
+        "decided": row["decided"],
+        "weak": row["scope"] == "these_runs",
+        "missed": reach(-row["detectable"], row["detectable"]) if told else None,
+        "line": None if row["low"] is None else reach(row["low"], row["high"]),
+        "point": f"{x(row['difference']) - 4:.2f}",
+        "change": change,
+        "interval": interval(row),
+        "words": f"{row['label']}: {change}"
+        + (f", 95 % interval {interval(row)}" if row["low"] is not None else ", no interval"),
     }
 
 

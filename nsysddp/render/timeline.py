@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.model.errors import UsageError
+from nsysddp.render import drawn
 from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, ticks
 from nsysddp.render.files import whole_file
 from nsysddp.render.lanes import NUMBER_SIZE, Lane, Row, Scene, scene_of
@@ -383,10 +384,15 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path, *, data: str | None = None) -> None:
     """Write a picture as png, svg or pdf by its ending; the same picture gives the same bytes.
 
     It is written beside its place and renamed: never half a picture.
+
+    Args:
+        figure: the picture.
+        path: where it goes.
+        data: of ``drawn``: written into it, of png and svg.
 
     Raises:
         UsageError: the ending is unknown, or the place cannot be written.
@@ -397,4 +403,5 @@ def save(figure: Figure, path: Path) -> None:
     with whole_file(path) as stream, mpl.rc_context(STYLE), python_warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; it is no news for the reader.
         python_warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(stream, format=kind, dpi=200, metadata=metadata(kind))
+        more = {"metadata": metadata(kind)} if data is None else drawn.metadata(kind, data)
+        figure.savefig(stream, format=kind, dpi=200, **more)

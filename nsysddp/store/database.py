@@ -182,7 +182,7 @@ def _engine(address: URL) -> Engine:
     return engine
 
 
-def _exclusive(connection: Connection, key: int) -> None:
+def exclusive(connection: Connection, key: int) -> None:
     """Wait until no other transaction holds ``key``; SQLite's writers exclude each other from the start."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(key)))
@@ -291,7 +291,7 @@ def _migrate(engine: Engine, address: URL, *, create: bool) -> None:
     if sqlite:
         _use_wal(engine)
     with engine.execution_options(writes=True, migrates=True).begin() as connection:
-        _exclusive(connection, _MIGRATION_LOCK)
+        exclusive(connection, _MIGRATION_LOCK)
         if not _is_current(connection, address):
             from alembic import command
 
@@ -320,7 +320,7 @@ def _use_wal(engine: Engine) -> None:
 
 
 @contextmanager
-def _session(url: str | None, *, write: bool = False, create: bool = False) -> Iterator[Session]:
+def transaction(url: str | None, *, write: bool = False, create: bool = False) -> Iterator[Session]:
     """One transaction on an up-to-date database; committed at the end, undone by any exception."""
     _need_extra()
     address = resolve_url(url)
@@ -476,10 +476,10 @@ def save(
     capture = None if run is None else _public(run)
     if capture is not None:
         _json(capture, sort_keys=True)
-    name = None if label is None else _name(label, "label")
-    with _session(url, write=True, create=True) as session:
+    name = None if label is None else printable_name(label, "label")
+    with transaction(url, write=True, create=True) as session:
         # Two savers of one document: the second waits, and then finds what the first one kept.
-        _exclusive(session.connection(), int(row.content_sha256[:15], 16))
+        exclusive(session.connection(), int(row.content_sha256[:15], 16))
         stored = session.scalar(select(Run).where(Run.content_sha256 == row.content_sha256))
         if stored is None:
             session.add(row)
@@ -508,7 +508,7 @@ def runs(
         query = query.where(Run.tags.any(Tag.name == tag_name))
     if label is not None:
         query = query.where(Run.label == label)
-    with _session(url) as session:
+    with transaction(url) as session:
         return [*reversed(_stored(session, session.scalars(query.options(*_PARTS)).all()))]
 
 
@@ -518,7 +518,7 @@ def load_run(run_id: int, *, url: str | None = None) -> StoredRun:
     Raises:
         EvidenceError: there is no such run.
     """
-    with _session(url) as session:
+    with transaction(url) as session:
         return _stored(session, [_find(session, run_id, *_PARTS)])[0]
 
 
@@ -530,7 +530,7 @@ def load_document(run_id: int, *, url: str | None = None) -> dict[str, Any]:
     """
     import zstandard
 
-    with _session(url) as session:
+    with transaction(url) as session:
         row = _find(session, run_id, undefer(Run.document_zstd))
         packed, expected = row.document_zstd, row.content_sha256
     try:
@@ -554,8 +554,8 @@ def tag(
         EvidenceError: one of the runs does not exist; none is changed then.
         UsageError: a name is empty, too long, or not printable.
     """
-    wanted = {_name(name, "tag") for name in add}
-    with _session(url, write=True) as session:
+    wanted = {printable_name(name, "tag") for name in add}
+    with transaction(url, write=True) as session:
         for run_id in dict.fromkeys(run_ids):
             row = _find(session, run_id, lock=True)
             row.tags = [kept for kept in row.tags if kept.name not in set(remove)]
@@ -568,7 +568,7 @@ def delete(run_ids: Sequence[int], *, url: str | None = None) -> None:
     Raises:
         EvidenceError: one of them does not exist; none is deleted then.
     """
-    with _session(url, write=True) as session:
+    with transaction(url, write=True) as session:
         for run_id in dict.fromkeys(run_ids):
             session.delete(_find(session, run_id, lock=True))
 
@@ -586,7 +586,7 @@ def metric_values(metric: str, run_ids: Sequence[int], *, url: str | None = None
         .where(Overlap.run_id.in_(run_ids), Overlap.is_warmup.is_not(True))
         .order_by(Overlap.run_id, Overlap.position)
     )
-    with _session(url) as session:
+    with transaction(url) as session:
         return [MetricValue(*row) for row in session.execute(query)]
 
 
@@ -603,7 +603,7 @@ def _find(session: Session, run_id: int, *options: Any, lock: bool = False) -> R
     return row
 
 
-def _name(text: str, what: str) -> str:
+def printable_name(text: str, what: str) -> str:
     """A label or tag that is safe to print and to type."""
     name = text.strip()
     if not 0 < len(name) <= 100 or not name.isprintable():

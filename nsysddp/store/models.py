@@ -212,6 +212,18 @@ class Tag(Base):
     name: Mapped[str] = mapped_column(primary_key=True, index=True)
 
 
+class Baseline(Base):
+    """Which runs are later ones checked against: one side of a comparison under a name, apart from the runs kept."""
+
+    __tablename__ = "baseline"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime]
+    tool_version: Mapped[str]
+    content_sha256: Mapped[str] = mapped_column(String(64))
+    content_zstd: Mapped[bytes] = mapped_column(LargeBinary, deferred=True, deferred_raiseload=True)
+
+
 METRICS: tuple[str, ...] = tuple(
     name
     for name in Overlap.__table__.columns.keys()  # noqa: SIM118 (a collection of columns, not a dict)

@@ -1,4 +1,4 @@
-"""How long would the step be, if? Predicted steps from a replay of the recorded run, with what each leaves open.
+"""How long would the step be with other communication, ranks or buckets?
 
     predicted = recorded x replay(changed) / replay(unchanged)             mean over the steady steps but the first
     band      = from the least to the most of all that the capture leaves open (contention, link, shared links),
@@ -23,8 +23,59 @@ Between bucket caps, what all of them share cancels; what counts is the link, an
 Caps that differ less, for any link that the fit allows, cannot be told apart, and none of them is named the best.
 """
 
+from nsysddp.questions.question import Option, Question
 from nsysddp.questions.whatif.answer import GOOD_REPLAY, whatif
 from nsysddp.questions.whatif.layouts import apart
-from nsysddp.questions.whatif.tables import TABLES, WHATIF, WHATIF_LINK, WHATIF_REPLAY, Ask
+from nsysddp.questions.whatif.request import Ask, milliseconds, numbers, sizes
+from nsysddp.questions.whatif.tables import TABLES, WHATIF, WHATIF_LINK, WHATIF_REPLAY
 
-__all__ = ["GOOD_REPLAY", "TABLES", "WHATIF", "WHATIF_LINK", "WHATIF_REPLAY", "Ask", "apart", "whatif"]
+__all__ = [
+    "GOOD_REPLAY",
+    "QUESTION",
+    "TABLES",
+    "WHATIF",
+    "WHATIF_LINK",
+    "WHATIF_REPLAY",
+    "Ask",
+    "apart",
+    "whatif",
+]
+
+QUESTION = Question(
+    name="whatif",
+    ask="How long would the step be with other communication, ranks or buckets?",
+    more="From a replay of the recorded run. Each prediction has an error band; where bands of bucket caps overlap, "
+    "none is named the best. The error of replaying the run unchanged is shown.",
+    tables=TABLES,
+    run=lambda context, options: whatif(context, Ask.of(options)),
+    shown=WHATIF.name,
+    reads=frozenset({"launches", "host_calls", "shapes"}),
+    options=(
+        Option("bucket_cap", "Bucket caps to predict, e.g. 1,4,16,25,64.", numbers, (), "MIB,..."),
+        Option(
+            "bucket_order",
+            "Fill buckets as gradients get ready, or the other way round; repeatable.",
+            str,
+            (),
+            choices=("ready", "reverse"),
+            multiple=True,
+        ),
+        Option("faster", "Factors by which communication is faster.", numbers, (2.0,), "K,..."),
+        Option(
+            "parameters",
+            "JSON list of the parameters' sizes in bytes, in the order in which their gradients get ready.",
+            sizes,
+            None,
+            "FILE",
+        ),
+        Option(
+            "measured_step",
+            "Mean step in ms of the same setting without the profiler: predict that run.",
+            milliseconds,
+            None,
+            "MS",
+        ),
+    ),
+    whole_capture=True,
+    examples=("report.sqlite", "report.sqlite --bucket-cap 1,4,16,25,64"),
+)

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.dependencies.graph import Graph, build
-from nsysddp.model.errors import UsageError
+from nsysddp.dependencies.graph import Graph
+from nsysddp.model.errors import CannotTell
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
 from nsysddp.questions.rebucket import Buckets
 from nsysddp.questions.whatif.layouts import apart, bucket_scenarios
 from nsysddp.questions.whatif.model import Model
+from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.scenarios import standard
-from nsysddp.questions.whatif.tables import WHATIF, WHATIF_LINK, WHATIF_REPLAY, Ask
+from nsysddp.questions.whatif.tables import WHATIF, WHATIF_LINK, WHATIF_REPLAY
 from nsysddp.questions.whatif.wire import Wire
 
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
         The tables ``whatif``, ``whatif_replay`` and ``whatif_link``.
 
     Raises:
-        UsageError: a bucket scenario on a trace that does not show buckets.
-        AnalysisError: the trace has no host calls, or its replay is circular.
+        CannotTell: the trace has no host calls, or does not show the buckets that a scenario is about.
+        UsageError: the parameters are not those of the buckets.
+        AnalysisError: the replay is circular.
     """
     ask = ask or Ask()
     trace = context.trace
     if trace.calls is None or trace.calls.is_empty():
-        raise UsageError("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
-    graph = build(trace) if graph is None else graph
+        raise CannotTell("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
+    graph = context.graph if graph is None else graph
     model = Model.of(context, graph, ask)
     rows = [model.row("unchanged", model.unchanged_ns)]
     if ask.standard:

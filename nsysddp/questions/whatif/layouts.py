@@ -10,13 +10,13 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies import replay
-from nsysddp.model.errors import UsageError
+from nsysddp.model.errors import CannotTell, UsageError
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions import buckets as bucket_analysis
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
+from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.scenarios import nothing
-from nsysddp.questions.whatif.tables import Ask
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
         if not wanted and table.is_empty():
             return [], None, None
         buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
-    except UsageError as error:
+    except (CannotTell, UsageError) as error:
         if wanted:
             raise
         return [nothing("optimizer_in_backward", str(error).partition("; ")[0])], None, None
@@ -49,7 +49,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
     if not wanted:
         return rows, wire, buckets
     if wire is None:
-        raise UsageError(
+        raise CannotTell(
             "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
         )
     remodel = _Remodel(model, buckets, wire, captured_layout(buckets))

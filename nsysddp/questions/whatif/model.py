@@ -13,8 +13,8 @@ import polars as pl
 from nsysddp.dependencies import replay
 from nsysddp.model.errors import AnalysisError
 from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.slowing import Kernels, Slowing
-from nsysddp.questions.whatif.tables import Ask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.dependencies.replay import Program
-    from nsysddp.questions.whatif.tables import Ask
+    from nsysddp.questions.whatif.request import Ask
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]

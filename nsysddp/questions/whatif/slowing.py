@@ -20,7 +20,7 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.model.intervals import Intervals
-from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO, contention, executions
+from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO, executions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class Slowing:
         if trace.shapes is None:
             return cls(nothing, nothing, dict.fromkeys(ranks, UNKNOWN_SHARE), is_known=False)
         found: dict[int, tuple[float, float, float]] = {}
-        table = contention(context)["contention_step"].filter(
+        table = context.contention["contention_step"].filter(
             pl.col("contention_ns").is_not_null(), pl.col("hidden_communication_ns") > 0
         )
         sums = table.group_by("rank").agg(

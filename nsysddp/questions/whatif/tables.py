@@ -1,8 +1,6 @@
-"""What can be asked of a what-if, and the tables of its answer."""
+"""The tables of the answer."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 
@@ -69,24 +67,3 @@ WHATIF_LINK = Table(
 
 TABLES = (WHATIF, WHATIF_REPLAY, WHATIF_LINK)
 """The tables of `nsysddp whatif`, in order."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What to predict.
-
-    Attributes:
-        caps_mib: bucket caps.
-        faster: factors by which communication is faster.
-        orders: ``ready`` or ``reverse``: the order in which buckets are filled, with the captured bucket sizes' cap.
-        parameter_bytes: bytes of the parameters in ready order; None spreads a bucket's bytes evenly.
-        measured_step_ns: mean step without the profiler, for which predictions are made.
-        standard: also the scenarios that need no argument.
-    """
-
-    caps_mib: tuple[float, ...] = ()
-    faster: tuple[float, ...] = (2.0,)
-    orders: tuple[str, ...] = ()
-    parameter_bytes: tuple[int, ...] | None = None
-    measured_step_ns: int | None = None
-    standard: bool = True

@@ -1,0 +1,155 @@
+"""``nsysddp baseline``: named runs that later ones are checked against."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.runs import database_option, format_option
+from nsysddp.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsysddp.evidence.sources import Reading
+    from nsysddp.store.baselines import Baseline
+
+
+@click.group(name="baseline", short_help="Named runs that later ones are checked against.")
+def command() -> None:
+    """Named runs that later ones are checked against: set, list, show, delete.
+
+    `nsysddp check --against NAME` and `nsysddp compare --against NAME` use them. A baseline keeps what a comparison
+    needs of its runs; neither the reports nor kept runs have to stay.
+    """
+
+
+@command.command(name="set")
+@click.argument("name")
+@selection_options
+@database_option
+def set_(name: str, request: Request, url: str | None) -> None:
+    """Keep runs as the baseline NAME, in place of what it stood for before.
+
+    Each REPORT is one run, as in `nsysddp compare`: a report, a folder of `nsysddp capture` (or one that holds several,
+    or the reports of all ranks), or run:N of the results database.
+    """
+    from nsysddp.cli.compare import hashes_of, runs_of
+    from nsysddp.cli.reading import reading_of
+    from nsysddp.store.baselines import set_baseline, steps_of
+
+    reading = reading_of(request)
+    _, runs = runs_of((), request.reports, reading, db=url)
+    replaced = set_baseline(
+        name, runs, reading=reading.as_dict(), reports=hashes_of(request.reports, db=url), url=url
+    )
+    counted = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {sum(map(steps_of, runs))} steps"
+    click.echo(f"{'replaced' if replaced else 'set'} baseline {name.strip()}: {counted}", err=True)
+
+
+@command.command(name="list")
+@format_option
+@database_option
+def list_(form: str, url: str | None) -> None:
+    """List the baselines by name."""
+    from nsysddp.cli.runs import print_table
+    from nsysddp.store.baselines import baselines, steps_of
+
+    kept = baselines(url=url)
+    if form == "json":
+        click.echo(json.dumps([one.as_dict() for one in kept], indent=2))
+        return
+    if not kept:
+        click.echo("there is no baseline", err=True)
+        return
+    print_table(
+        ("name", "set (UTC)", "runs", "ranks", "steps", "GPU"),
+        [
+            (
+                one.name,
+                f"{one.created_at:%Y-%m-%d %H:%M}",
+                str(len(one.runs)),
+                str(max(len(run.ranks) for run in one.runs)),
+                str(sum(map(steps_of, one.runs))),
+                ", ".join(sorted({run.facts.get("GPU", "") for run in one.runs} - {""})),
+            )
+            for one in kept
+        ],
+        right=("runs", "ranks", "steps"),
+    )
+
+
+@command.command()
+@click.argument("name")
+@format_option
+@database_option
+def show(name: str, form: str, url: str | None) -> None:
+    """Show one baseline: its runs and how they were read."""
+    from nsysddp.render.theme import printable
+    from nsysddp.store.baselines import load_baseline
+
+    content = load_baseline(name, url=url).as_dict()
+    if form == "json":
+        click.echo(json.dumps(content, indent=2))
+        return
+    click.echo(f"baseline {printable(content['name'])}")
+    click.echo(f"set      {content['created_at']} by nsysddp {printable(content['tool_version'])}")
+    for run in content["runs"]:
+        click.echo(f"run      {printable(run['name'])}: {len(run['ranks'])} ranks, {run['steps']} steps")
+        for fact, value in run["facts"].items():
+            click.echo(f"         {printable(fact)} = {printable(value)}")
+    for key, value in content["reading"].items():
+        click.echo(f"read     {key} = {printable(json.dumps(value))}")
+
+
+@command.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@database_option
+def delete(name: str, yes: bool, url: str | None) -> None:
+    """Delete a baseline; kept runs stay."""
+    from nsysddp.store.baselines import delete_baseline
+
+    if not yes:
+        click.confirm(f"Delete baseline {name} for good?", abort=True, err=True)
+    delete_baseline(name, url=url)
+
+
+def baseline_for(name: str, reading: Reading, reports: Sequence[str], *, db: str | None) -> Baseline:
+    """The baseline that runs with this reading are compared with.
+
+    Args:
+        name: its name.
+        reading: how the runs are read.
+        reports: SHA-256 of their reports.
+        db: results database.
+
+    Raises:
+        UsageError: the baseline was read otherwise, or from one of the same reports.
+        EvidenceError: there is none of this name.
+    """
+    import nsysddp
+    from nsysddp.store.baselines import load_baseline
+
+    found = load_baseline(name, url=db)
+    wanted = reading.as_dict()
+    differing = sorted(key for key in {*wanted, *found.reading} if wanted.get(key) != found.reading.get(key))
+    if differing:
+        raise UsageError(
+            f"baseline {name} was read with other options ({', '.join(differing)})",
+            do="give the same ones, or set it again with these",
+        )
+    if set(found.reports) & set(reports):
+        raise UsageError(
+            f"a report given is one of baseline {name}: it would be compared with itself",
+            do="every repeat is a capture of its own",
+        )
+    if found.tool_version != nsysddp.__version__:
+        click.echo(
+            f"note: baseline {name} was analysed by nsysddp {found.tool_version}, these runs by {nsysddp.__version__}",
+            err=True,
+        )
+    return found

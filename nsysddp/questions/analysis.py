@@ -1,0 +1,144 @@
+"""How much communication is hidden, and what is exposed?
+
+Each table of the answer has a question of its own, listed here with what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from nsysddp.model import schema
+from nsysddp.model.result import Result
+from nsysddp.model.warnings import Warning
+from nsysddp.questions import collectives, overlap
+from nsysddp.questions.context import Context, context_of
+from nsysddp.questions.findings import find
+from nsysddp.questions.question import Question
+
+if TYPE_CHECKING:
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.steps import Selection
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One registered question.
+
+    Attributes:
+        table: the table it answers with.
+        question: what it answers, one line.
+        needs: what the trace must hold for a full answer.
+        run: from the context and the tables before it to the frame.
+    """
+
+    table: str
+    question: str
+    needs: str
+    run: Callable[[Context, Mapping[str, pl.DataFrame]], pl.DataFrame]
+
+
+ANALYSES: tuple[Analysis, ...] = (
+    Analysis(
+        "rank",
+        "Who took part, on which GPU, and how are the clocks aligned?",
+        "GPU events",
+        lambda c, _: c.trace.ranks,
+    ),
+    Analysis(
+        "overlap",
+        "How much communication is hidden, and what is exposed?",
+        "GPU events; steps: NVTX and launches",
+        lambda c, _: c.decomposition,
+    ),
+    Analysis(
+        "phase",
+        "What did forward, backward and optimizer launch, and when did it run?",
+        "NVTX phase ranges and launches",
+        lambda c, _: overlap.phase_table(c.trace, c.attribution, c.windows),
+    ),
+    Analysis(
+        "collective",
+        "How much of each collective is wait, how much transfer, at which bandwidth?",
+        "several ranks; payloads for sizes",
+        lambda c, _: collectives.collective_table(c.trace, c.timed, c.attribution, c.windows, c.selection),
+    ),
+    Analysis(
+        "kernel_class",
+        "Which kernels ran, and as what do they count?",
+        "GPU events",
+        lambda c, _: overlap.kernel_class_table(c.trace, c.keep),
+    ),
+    Analysis(
+        "memory",
+        "Which copies and memsets ran, and how much of them alone?",
+        "GPU events",
+        lambda c, _: overlap.memory_table(c.trace, c.attribution, c.keep),
+    ),
+    Analysis(
+        "straggler",
+        "Which rank arrived last, and what did that cost the others?",
+        "matched collectives",
+        lambda _, tables: collectives.straggler_table(tables["collective"]),
+    ),
+    Analysis(
+        "outside_steps",
+        "Which GPU work lies outside every step?",
+        "NVTX step ranges and launches",
+        lambda c, _: overlap.outside_table(c.trace, c.every_window),
+    ),
+)
+"""Every table of `nsysddp analyze`, in order."""
+
+
+def analyze(trace: Trace, selection: Selection | None = None) -> Result:
+    """How much communication of this run is really hidden, and what is the rest?
+
+    Args:
+        trace: as loaded.
+        selection: which windows; every step by default.
+
+    Returns:
+        All tables of ``schema.TABLES``, findings, assumptions and warnings.
+    """
+    return answer(context_of(trace, selection))
+
+
+def answer(context: Context) -> Result:
+    """As ``analyze``, for a context that the caller needs for more."""
+    tables: dict[str, pl.DataFrame] = {}
+    for analysis in ANALYSES:
+        tables[analysis.table] = analysis.run(context, tables)
+    warnings = [*context.trace.warnings, *context.windows.warnings]
+    graphs = tables["overlap"]["hidden_communication_ns"].null_count()
+    if graphs:
+        warnings.append(
+            Warning(
+                "whole_graph_spans",
+                graphs,
+                "windows hold CUDA graphs traced as one span, so overlap is unknown there: "
+                "capture with --cuda-graph-trace=node",
+            )
+        )
+    assumptions = (*context.trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS)
+    result = Result(context.trace, tables, (), assumptions, tuple(warnings))
+    return replace(result, findings=find(result, context.attribution))
+
+
+_ASSUMPTIONS = (
+    "wait is an upper bound and transfer what the wire needed: a ring can move its first chunks between ranks that "
+    "have arrived",
+)
+
+
+QUESTION = Question(
+    name="analysis",
+    ask="How much communication is hidden, and what is exposed?",
+    more="Per rank and step: hidden and exposed communication, wait and transfer, phases, collectives, stragglers.",
+    tables=tuple(schema.TABLES.values()),
+    run=lambda context, _: context.analysis,
+    shown="overlap",
+)

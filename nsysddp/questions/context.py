@@ -1,0 +1,139 @@
+"""What the questions of one request share: the part of the run that is asked for, and answers that others need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from nsysddp.questions import collectives, overlap, steps
+from nsysddp.questions.steps import Selection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from nsysddp.dependencies.graph import Graph
+    from nsysddp.model.result import Result
+    from nsysddp.model.trace import Trace
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the questions of one request share, each part computed once and only if asked for.
+
+    Attributes:
+        trace: the run.
+        selection: the part asked for.
+        attribution: step and phase of every event.
+        windows: the windows asked for.
+        every_window: all windows of the run, whatever was asked for.
+        timed: matched communication events with their times.
+        splits: transfer, wait and unsplit time of each rank.
+        keep: which events belong to the part asked for.
+    """
+
+    trace: Trace
+    selection: Selection
+    attribution: steps.Attribution
+    windows: steps.Windows
+    every_window: steps.Windows
+    timed: pl.DataFrame
+    splits: Mapping[int, collectives.Split]
+    keep: NDArray[np.bool_]
+
+    def request(self, question: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that was asked and that shapes a number, as plain JSON."""
+        trace = self.trace
+        return {
+            "question": question,
+            **asdict(self.selection),
+            "step_pattern": trace.step_pattern,
+            "phase_patterns": dict(trace.phase_patterns),
+            "rules_sha256": trace.rules_sha256,
+            "clock_tolerance_ns": trace.clock_tolerance_ns,
+            "options": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in options.items()
+            },
+        }
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The dependency graph; of a trace loaded with ``host_calls=True`` it knows the host's part."""
+        from nsysddp.dependencies.graph import build
+
+        return build(self.trace)
+
+    @cached_property
+    def paths(self) -> Result:
+        """The critical path over all ranks of the steps asked for (see ``questions.critical_path``)."""
+        from nsysddp.questions.critical_path import paths_of
+
+        return paths_of(self)
+
+    @cached_property
+    def decomposition(self) -> pl.DataFrame:
+        """The table ``overlap``: the time of each rank and window, decomposed."""
+        return overlap.overlap_table(self.trace, self.attribution, self.windows, self.splits)
+
+    @cached_property
+    def analysis(self) -> Result:
+        """The answer of ``questions.analysis``."""
+        from nsysddp.questions.analysis import answer
+
+        return answer(self)
+
+    @cached_property
+    def buckets(self) -> Result:
+        """The answer of ``questions.buckets``."""
+        from nsysddp.questions.buckets import buckets
+
+        return buckets(self, graph=self.graph)
+
+    @cached_property
+    def contention(self) -> Result:
+        """The answer of ``questions.contention``; of a trace loaded with ``shapes=True``."""
+        from nsysddp.questions.contention import contention
+
+        return contention(self)
+
+    @cached_property
+    def idle(self) -> Result:
+        """The answer of ``questions.idle``."""
+        from nsysddp.questions.idle import idle
+
+        return idle(self, graph=self.graph)
+
+    @cached_property
+    def diagnosis(self) -> Result:
+        """The answer of ``questions.diagnosis``."""
+        from nsysddp.questions.diagnosis import diagnose
+
+        return diagnose(self, graph=self.graph, paths=self.paths)
+
+
+def context_of(trace: Trace, selection: Selection | None = None) -> Context:
+    """Everything the analyses share: attribution, windows, split communication.
+
+    Raises:
+        UsageError: the selection leaves nothing; NoGpuEvents: it holds no GPU event.
+    """
+    chosen = selection or Selection()
+    attribution = steps.attribute(trace)
+    windows = steps.windows(trace, attribution, chosen)
+    whole = Selection(per=chosen.per)
+    every = windows if chosen == whole else steps.windows(trace, attribution, whole)
+    timed = collectives.timed(trace)
+    return Context(
+        trace=trace,
+        selection=chosen,
+        attribution=attribution,
+        windows=windows,
+        every_window=every,
+        timed=timed,
+        splits=collectives.splits(trace, timed),
+        keep=collectives.selected_events(trace, attribution, windows, chosen),
+    )

@@ -1,0 +1,198 @@
+"""What a question is, and which there are.
+
+A question is one module (or package) of this room that defines ``QUESTION``. Its command, its Python call, the JSON
+Schema of its document, its pages and its rows in the README are made from that. The first line of the module's
+docstring is the question as it is asked; listing the questions reads these lines and imports none of the modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from nsysddp.model.errors import UsageError
+from nsysddp.model.warnings import OF_THE_WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nsysddp.model.result import Result
+    from nsysddp.model.schema import Table
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions.context import Context
+    from nsysddp.questions.steps import Selection
+
+Reads = Literal["launches", "host_calls", "shapes", "metrics"]
+"""What must be read of a report beside its GPU events and ranges; keywords of ``load``."""
+
+
+VERBS = {"analysis": "analyze", "diagnosis": "diagnose"}
+"""Questions whose commands are verbs; the others are called as their modules."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that can be asked differently.
+
+    Attributes:
+        name: of the keyword in Python; on the command line with hyphens.
+        help: one sentence.
+        parse: from the text given on the command line to the value; None for a flag.
+        default: the value if nothing is given.
+        metavar: what stands for the text in the help.
+        choices: the texts that are allowed; empty if any is.
+        multiple: may it be given several times? The value is then a tuple.
+    """
+
+    name: str
+    help: str
+    parse: Callable[[str], Any] | None = None
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    multiple: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a run.
+
+    Attributes:
+        name: of its module.
+        ask: the question, one line; the first line of the module's docstring.
+        more: what the answer holds, for the help of its command.
+        tables: the tables of the answer, in order.
+        run: from what is shared and the values of all ``options`` to the answer.
+        shown: the table that csv and markdown print if none is named.
+        reads: what must have been read for a full answer.
+        options: what can be asked differently.
+        whole_steps: its windows are steps or the capture, never a cut in time.
+        whole_capture: it is always about every step.
+        examples: arguments of its command after its name, for the help.
+    """
+
+    name: str
+    ask: str
+    more: str
+    tables: tuple[Table, ...]
+    run: Callable[[Context, Mapping[str, Any]], Result]
+    shown: str
+    reads: frozenset[Reads] = frozenset()
+    options: tuple[Option, ...] = ()
+    whole_steps: bool = False
+    whole_capture: bool = False
+    examples: tuple[str, ...] = ("report.sqlite",)
+
+    def check(self, chosen: Selection) -> None:
+        """Refuse a part of the run that the question cannot be about, before anything is read.
+
+        Raises:
+            UsageError: the selection cuts time, or chooses steps.
+        """
+        if (self.whole_steps or self.whole_capture) and (
+            chosen.from_ns is not None or chosen.to_ns is not None
+        ):
+            raise UsageError(
+                "this question is about whole steps",
+                do="leave out --from and --to"
+                + ("" if self.whole_capture else "; choose steps with --steps or --skip-warmup"),
+            )
+        steps = (chosen.first_step, chosen.last_step) != (None, None) or chosen.skip_warmup
+        if self.whole_capture and (steps or chosen.per != "step"):
+            raise UsageError(
+                "this question is about the whole capture, step by step",
+                do="leave out --per, --steps and --skip-warmup",
+            )
+
+    def answer(self, context: Context, **options: Any) -> Result:
+        """The answer, with what was asked.
+
+        Raises:
+            UsageError: there is no such option, or the selection is not one for this question.
+        """
+        unknown = sorted(set(options) - {one.name for one in self.options})
+        if unknown:
+            known = ", ".join(one.name for one in self.options) or "none"
+            raise UsageError(
+                f"there is no option {unknown[0]!r} of this question", do=f"its options: {known}"
+            )
+        self.check(context.selection)
+        values = {one.name: one.default for one in self.options} | options
+        result = self.run(context, values)
+        whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
+        warnings = (*whole, *(one for one in result.warnings if one not in whole))
+        return replace(result, warnings=warnings, request=context.request(self.name, values))
+
+
+_DEFINES = re.compile(r"^QUESTION\b", re.MULTILINE)
+
+
+@cache
+def asked() -> dict[str, str]:
+    """Every question: its name (of its module) and the first line of its module's docstring; imports none of them."""
+    from nsysddp import questions
+
+    found = {}
+    for module in pkgutil.iter_modules(questions.__path__):
+        spec = find_spec(f"{questions.__name__}.{module.name}")
+        loader = spec.loader if spec else None
+        source = loader.get_source(spec.name) if spec and isinstance(loader, InspectLoader) else None
+        if source and _DEFINES.search(source):
+            found[module.name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return found
+
+
+def question(name: str) -> Question:
+    """The question of this name; hyphens and underscores are alike.
+
+    Raises:
+        UsageError: there is none.
+    """
+    verbs = {verb: key for key, verb in VERBS.items()}
+    key = verbs.get(name, name.replace("-", "_"))
+    if key not in asked():
+        from difflib import get_close_matches
+
+        close = get_close_matches(key, asked(), n=1)
+        raise UsageError(
+            f"there is no question {name!r}",
+            do=f"did you mean {close[0]!r}?" if close else f"ask one of {', '.join(sorted(asked()))}",
+        )
+    found = import_module(f"nsysddp.questions.{key}").QUESTION
+    assert isinstance(found, Question)
+    return found
+
+
+def ask(trace: Trace, name: str, **options: Any) -> Result:
+    """Ask a question about a run.
+
+    Args:
+        trace: as of ``load``; ``load(..., reads=...)`` of what the question needs gives the full answer.
+        name: of the question, such as ``"contention"`` (``nsysddp.questions.asked()`` lists them).
+        options: fields of ``Selection`` (``per``, ``from_ns``, ``to_ns``, ``first_step``, ``last_step``,
+            ``skip_warmup``) and the question's own.
+
+    Returns:
+        Its tables, findings, assumptions and warnings.
+
+    Raises:
+        UsageError: there is no such question or option, or the selection leaves nothing.
+    """
+    from dataclasses import fields
+
+    from nsysddp.questions.context import context_of
+    from nsysddp.questions.steps import Selection
+
+    wanted = question(name)
+    names = {one.name for one in fields(Selection)}
+    selection = Selection(**{key: value for key, value in options.items() if key in names})
+    return wanted.answer(
+        context_of(trace, selection), **{key: value for key, value in options.items() if key not in names}
+    )
