@@ -366,11 +366,7 @@ class Host:
         """A collective as PyTorch and NCCL launch it; returns the event at its end.
 
         The stream waits for what comes before (an event, or what is in a stream by now), and through NCCL's
-<<<<<<< HEAD
-        side stream for its own work. ``call`` is the name of NCCL's range where it is not the kind (Send, Recv).
-=======
         side stream for its own work. ``call`` names NCCL's range where it is not the kind (Send, Recv).
->>>>>>> sim
         """
         if len(group.members) < 2:
             return None
