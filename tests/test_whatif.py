@@ -534,6 +534,16 @@ def test_a_slow_link_has_a_winner_and_a_fast_one_has_none() -> None:
     assert "none is named the best" in fast.findings[1].message
 
 
+def test_other_buckets_on_the_compute_stream_are_not_predicted() -> None:
+    """Each would delay the kernels launched behind it, which the trace does not show."""
+    captured, _ = ddp(SIZES, 10 * MIB)
+    serial = replace(captured, events=captured.events.with_columns(stream=pl.lit(7, pl.Int32)))
+    rows = whatif(context_of(serial), Ask(caps_mib=(4, 64)))["whatif"]
+    caps = rows.filter(pl.col("scenario").str.starts_with("cap_"))
+    assert caps["step_ns"].null_count() == caps.height == 2
+    assert caps["reason"].str.contains("computes too").all()
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     context = context_of(ddp(SIZES, 10 * MIB)[0])
     with pytest.raises(UsageError, match="bytes"):

@@ -22,8 +22,19 @@ from nsysddp.questions.whatif.wire import Time, Wire
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nsysddp.dependencies.graph import Graph
+
     Floats = NDArray[np.float64]
     Layout = Sequence[Sequence[int]]
+
+
+_SERIAL = "the buckets run on a stream that computes too, where other buckets would delay other kernels"
+
+
+def _beside_work(graph: Graph, buckets: Buckets) -> bool:
+    """Is there computation in the queues of the buckets?"""
+    events = [bucket.event for backward in buckets.backwards for bucket in backward.buckets]
+    return bool((graph.queues.worked[events] >= 0).any())
 
 
 def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], Wire | None, Buckets | None]:
@@ -39,6 +50,10 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
         if wanted:
             raise
         return [nothing("optimizer_in_backward", str(error).partition("; ")[0])], None, None
+    if _beside_work(graph, buckets):
+        scenarios = [f"cap_{cap:g}" for cap in ask.caps_mib] + [f"order_{order}" for order in ask.orders]
+        scenarios += ["optimizer_in_backward"] if ask.standard else []
+        return [nothing(scenario, _SERIAL) for scenario in scenarios], None, buckets
     rows = []
     if ask.standard:
         rows.append(_optimizer_in_backward(model, buckets))
