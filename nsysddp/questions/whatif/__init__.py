@@ -7,6 +7,7 @@
                                                                            3 steps: at least 5 %; 1 % where the step
                                                                            without the profiler was measured)
                 + |replay(unchanged) / recorded - 1|                       the self-replay error
+                + a tenth of the predicted change
                 + a share of |replay(host scaled) / measured - 1|          with a step measured without the profiler
                 + for other buckets: a share of |replay(captured buckets, fitted link) / recorded - 1|
 

@@ -35,6 +35,9 @@ _FEW_STEPS_VARIATION = 0.05
 MISSED_AT_LEAST = 0.15
 """Share of what the replay misses of a measured step that counts for every prediction; more for larger changes."""
 
+_OF_CHANGE = 0.1
+"""Share of a predicted change by which it can be wrong: medians stand for single executions, means for latencies."""
+
 _HOST_SCALES = (0.05, 2.0)
 _HALVINGS = 10
 _NO_MATTER = 0.002
@@ -137,7 +140,7 @@ class Model:
         What the replay misses of a measured step counts as far as something changes: predictions are relative to it.
         """
         missed = self.missed_ratio * min(1.0, max(MISSED_AT_LEAST, 2 * abs(ratio - 1)))
-        return self.replay_error_ratio + self.variation_ratio + missed
+        return self.replay_error_ratio + self.variation_ratio + missed + _OF_CHANGE * abs(ratio - 1)
 
     def mean_of(self, schedule: replay.Schedule, added: Mapping[int, int] | None = None) -> float:
         """Mean steady step of a schedule, ns."""
