@@ -27,13 +27,14 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
-from nsysddp.dependencies.replay import Draft, Program
+from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Draft, Program
 from nsysddp.model.errors import CannotTell, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.dependencies.graph import Graph
+    from nsysddp.dependencies.host import HostLines
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
@@ -151,11 +152,10 @@ def recorded_buckets(
     made: list[Backward] = []
     keys = ["rank", "step_index", "micro_step"]
     lines = graph.lines
+    launching = np.zeros(lines.start.size, dtype=bool)
+    launching[lines.launcher[lines.launcher >= 0]] = True
+    threads = _Threads(graph, launching)
     for (rank, step, number), part in rows.group_by(keys, maintain_order=True):
-        on_line = np.flatnonzero(lines.rank == rank)
-        launching = np.zeros(lines.start.size, dtype=bool)
-        called = lines.launcher[slice(*context.trace.rows_of(int(rank)))]
-        launching[called[called >= 0]] = True
         buckets: list[Recorded] = []
         since = _backward_start(context, int(rank), int(step), int(part["launched_ns"].min() or 0))  # type: ignore[arg-type]
         for row in part.sort("launched_ns").iter_rows(named=True):
@@ -164,17 +164,15 @@ def recorded_buckets(
                 raise CannotTell(
                     "a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx"
                 )
-            thread = lines.thread[call]
-            mine = on_line[lines.thread[on_line] == thread]
+            mine, mine_launching = threads.of(int(rank), int(lines.thread[call]))
             end = marks.get((context.trace.process_of_rank[int(rank)], row["hook_ns"]))
             if row["hook_ns"] is not None and end is not None:
                 start = int(row["hook_ns"])
-                inside = mine[(lines.start[mine] >= start) & (lines.end[mine] <= end)]
+                inside = _within(lines, mine, start, end)
             else:
                 inside = _around(context, graph, mine, call, launching)
                 start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
             first = inside[0] if inside.size else call
-            between = mine[(lines.start[mine] >= since) & (lines.end[mine] <= start) & launching[mine]]
             buckets.append(
                 Recorded(
                     event=row["event"],
@@ -184,7 +182,7 @@ def recorded_buckets(
                     hook_start_ns=start,
                     hook_end_ns=end,
                     launched_ns=int(lines.end[call]),
-                    launches=between,
+                    launches=_within(lines, mine_launching, since, start),
                     before=int(lines.before[first]),
                 )
             )
@@ -213,6 +211,29 @@ def recorded_buckets(
         launch_ns={rank: float(min(launches[rank], hooks[rank])) for rank in hooks},
         unknown_parameters=sizes is None and not known,
     )
+
+
+class _Threads:
+    """The calls of each thread on a rank's line, and those among them that launch; in order of time."""
+
+    def __init__(self, graph: Graph, launching: NDArray[np.bool_]) -> None:
+        self._lines, self._launching = graph.lines, launching
+        self._known: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+
+    def of(self, rank: int, thread: int) -> tuple[Ints, Ints]:
+        """Positions of the calls on the line."""
+        if (rank, thread) not in self._known:
+            mine = np.flatnonzero((self._lines.rank == rank) & (self._lines.thread == thread))
+            self._known[rank, thread] = mine, mine[self._launching[mine]]
+        return self._known[rank, thread]
+
+
+def _within(lines: HostLines, calls: Ints, start: int, end: int) -> Ints:
+    """Those of a thread's calls (which follow each other) that lie in ``[start, end]``."""
+    first = np.searchsorted(lines.start[calls], start, side="left")
+    last = np.searchsorted(lines.end[calls], end, side="right")
+    chosen: Ints = calls[first : max(first, last)].copy()  # a view would keep all calls of the thread
+    return chosen
 
 
 def _same_layout(backwards: Sequence[Backward]) -> None:
@@ -278,7 +299,8 @@ def _around(context: Context, graph: Graph, mine: Ints, call: int, launching: ND
         first -= 1
     while belongs(last + 1):
         last += 1
-    return mine[first : last + 1]
+    chosen: Ints = mine[first : last + 1].copy()
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -288,12 +310,13 @@ class Rebuilt:
     Attributes:
         program: to be run.
         layout_bytes: size of each bucket in order of launch.
-        steps: step of each added collective, by node.
+        steps, ranks: step and rank of each added collective, by node.
     """
 
     program: Program
     layout_bytes: tuple[int, ...]
     steps: Mapping[int, int]
+    ranks: Mapping[int, int]
 
 
 def layout_for(sizes: Sequence[int], cap_bytes: int, *, reverse: bool = False) -> list[tuple[int, ...]]:
@@ -333,7 +356,7 @@ def rebuild(
     graph: Graph,
     buckets: Buckets,
     layout: Sequence[Sequence[int]],
-    transfer_ns: Callable[[int], float],
+    transfer_ns: Callable[[float], float],
     *,
     host_scale: float = 1.0,
 ) -> Rebuilt:
@@ -358,8 +381,8 @@ def rebuild(
     followers = _followers(base)
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
-    groups: dict[tuple[int, int, int], int] = {}
-    tails: dict[int, int] = {}
+    ranks: dict[int, int] = {}
+    arrivals: dict[tuple[int, int, int], int] = {}
     for backward in buckets.backwards:
         rank = backward.rank
         hook = buckets.hook_ns[rank] * host_scale
@@ -370,7 +393,7 @@ def rebuild(
         producer = int(graph.queues.awaited[old_events[0]])
         queue_rows = _producing(graph, rank, producer)
         launchers = lines.launcher[queue_rows]
-        previous = int(base.ahead[old_events[0]])
+        previous = int(base.structure.ahead[old_events[0]])
         previous = replaced.get(previous, previous)
         added: list[int] = []
         inserted: dict[int, int] = {}
@@ -382,23 +405,23 @@ def rebuild(
             rest = draft.add(ahead=first, duration=hook - launch, origin=when, is_call=1)
             inserted[place] = rest
             ready = int(np.searchsorted(launchers, place, side="right")) - 1
-            group = groups.setdefault(
-                (backward.step, backward.number, number), 10 * base.duration.size + len(groups)
-            )
-            like = old_events[min(number, len(old_events) - 1)]
+            key = (backward.step, backward.number, number)
+            if key not in arrivals:
+                arrivals[key] = draft.new_arrival()
             node = draft.add(
                 ahead=added[-1] if added else previous,
-                ahead_lag=base.ahead_lag[like],
-                awaited=int(queue_rows[ready]) if ready >= 0 else -1,
-                awaited_lag=base.awaited_lag[like],
+                ahead_lag=base.latency[AHEAD, 1],
                 launcher=first,
-                launch_lag=base.launch_lag[like],
+                launch_lag=base.latency[LAUNCH, 1],
                 duration=transfer_ns(size),
-                group=group,
+                arrival=arrivals[key],
                 origin=max(when, float(start[queue_rows[ready]]) if ready >= 0 else when),
             )
+            draft.meet(arrivals[key], node)
+            if ready >= 0:
+                draft.wait(node, int(queue_rows[ready]), base.latency[WAIT, 1])
             added.append(node)
-            steps[node] = backward.step
+            steps[node], ranks[node] = backward.step, rank
         for place, node in inserted.items():
             for follower in followers.get(events + place, ()):
                 draft.ahead[follower] = node
@@ -406,16 +429,16 @@ def rebuild(
             last_parameter = members[-1]
             replaced[event] = added[new_of_parameter[last_parameter]]
         replaced[old_events[-1]] = added[-1]
-        tails[rank] = added[-1]
-    _redirect(draft, replaced)
-    return Rebuilt(draft.program(), tuple(sizes), steps)
+    draft.redirect(replaced)
+    return Rebuilt(draft.program(), tuple(sizes), steps, ranks)
 
 
 def _followers(base: Program) -> dict[int, list[int]]:
     """Calls by the call before them on their line."""
     found: dict[int, list[int]] = {}
-    for node in np.flatnonzero(base.is_call & (base.ahead >= 0)).tolist():
-        found.setdefault(int(base.ahead[node]), []).append(node)
+    ahead = base.structure.ahead
+    for node in np.flatnonzero(base.is_call & (ahead >= 0)).tolist():
+        found.setdefault(int(ahead[node]), []).append(node)
     return found
 
 
@@ -424,15 +447,13 @@ def _take_out(
 ) -> None:
     """The host time of the recorded hooks, and the collectives themselves, vanish; the rest stays as it was."""
     lines, events = graph.lines, draft.base.events
+    collectives = np.asarray([bucket.event for bucket in backward.buckets], dtype=np.int64)
+    draft.take_out(np.concatenate([collectives, *(events + bucket.calls for bucket in backward.buckets)]))
+    draft.ahead[collectives] = -1
     for bucket in backward.buckets:
-        draft.duration[bucket.event] = 0
-        draft.ahead[bucket.event] = draft.awaited[bucket.event] = draft.group[bucket.event] = -1
         inside = {events + int(call) for call in bucket.calls}
-        for call in bucket.calls.tolist():
-            node = events + call
-            ahead = int(draft.base.ahead[node])
-            draft.duration[node] = 0
-            draft.held[node] = -1
+        for node in sorted(inside):
+            ahead = int(draft.base.structure.ahead[node])
             if ahead in inside or ahead < 0:
                 draft.ahead_lag[node] = 0
             else:
@@ -470,13 +491,3 @@ def _producing(graph: Graph, rank: int, producer: int) -> Ints:
         same = events["class"] != "communication"
     rows = first + np.flatnonzero(same.to_numpy() & (graph.lines.launcher[first:last] >= 0))
     return rows[np.argsort(graph.lines.launcher[rows], kind="stable")]
-
-
-def _redirect(draft: Draft, replaced: Mapping[int, int]) -> None:
-    """What waited for a recorded collective waits for the one that took its place."""
-    old = np.fromiter(replaced, dtype=np.int64)
-    for name in ("ahead", "awaited", "held"):
-        column = getattr(draft, name)
-        for node in np.flatnonzero(np.isin(column, old)).tolist():
-            if node not in replaced:
-                column[node] = replaced[int(column[node])]
