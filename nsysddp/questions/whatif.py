@@ -32,6 +32,7 @@ import polars as pl
 from nsysddp.dependencies import replay
 from nsysddp.dependencies.graph import Graph, build
 from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
+from nsysddp.model.inputs import read_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import BYTES_PER_MIB, ms, ns_from_ms
@@ -876,7 +877,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _sizes(path: str) -> tuple[int, ...]:
     file = Path(path)
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = json.loads(read_text(file))
     except OSError as error:
         raise UsageError(f"cannot read the parameter sizes: {error.strerror}", file=file.name) from error
     except ValueError as error:
