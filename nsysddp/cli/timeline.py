@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 
 
@@ -48,5 +49,5 @@ def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -
     kind_of(out)
     check_file(out, force=force, inputs=request.inputs)
     context = context_of(request.load(launches=True), request.selection())
-    save(draw_timeline(context, ranks=ranks), out)
-    click.echo(f"wrote {out}", err=True)
+    save(draw_timeline(context, ranks=ranks), out, force=force)
+    say(f"wrote {out}")

@@ -5,18 +5,18 @@ The document is deterministic: same input, same bytes. Its form is ``document.sc
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
 from nsysddp.model.errors import UsageError
-from nsysddp.render.files import unwritable
+from nsysddp.model.scratch import committing, scratch_folder
+from nsysddp.render.files import resolved, unwritable
+from nsysddp.render.tables import write_csv
 
 if TYPE_CHECKING:
     import polars as pl
@@ -178,9 +178,9 @@ def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> N
     Raises:
         UsageError: it holds an input, exists and may not be replaced, is a file, or has no folder to be in.
     """
-    target = folder.resolve()
+    target = resolved(folder)
     for one in inputs:
-        places = (one.resolve(), one.parent.resolve() / one.name)
+        places = (resolved(one), resolved(one.parent) / one.name)
         if any(target in (place, *place.parents) for place in places):
             raise UsageError(f"--out {target.name} holds the input {one.name}", do="name another folder")
     if folder.exists() and not folder.is_dir():
@@ -203,27 +203,35 @@ def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
         UsageError: as in ``check_target``, or a file cannot be written.
     """
     check_target(folder, force=force)
-    target = folder.resolve()
+    target = resolved(folder)
     try:
-        place = target if target.exists() else target.parent
-        beside = Path(tempfile.mkdtemp(prefix=".nsysddp-", dir=place))
-        try:
+        with scratch_folder(target if target.exists() else target.parent) as scratch:
+            beside = scratch / "result"
+            beside.mkdir()
             for name, frame in result.tables.items():
                 with (beside / f"{name}.csv").open("wb") as table:
-                    frame.write_csv(table)
+                    write_csv(frame, table)
             with (beside / _RESULT).open("w", encoding="utf-8") as stream:
                 write(result, stream)
-            if target.exists():
-                _forget(target)
-                for file in (*beside.glob("*.csv"), beside / _RESULT):
-                    file.replace(target / file.name)
-            else:
-                beside.chmod(0o777 & ~_umask())
-                beside.rename(target)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            with committing():
+                _move(beside, target, force=force)
     except OSError as error:
         raise unwritable(folder, error) from None
+
+
+def _move(beside: Path, target: Path, *, force: bool) -> None:
+    """Into the place of a folder that is not there, or file by file into one that is and may be changed."""
+    if force and target.is_dir():
+        _forget(target)
+        for file in (*beside.glob("*.csv"), beside / _RESULT):
+            file.replace(target / file.name)
+        return
+    try:
+        beside.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise UsageError(f"{target.name} exists", do="give --force, or another --out") from None
+        raise
 
 
 _RESULT = "result.json"
@@ -239,9 +247,3 @@ def _forget(folder: Path) -> None:
         # Cells are no lists, and a quote inside a text has a backslash before it.
         for name in re.findall(rb'"([a-z_]+)": \[', tables):
             (folder / f"{name.decode()}.csv").unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
