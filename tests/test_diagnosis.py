@@ -23,10 +23,10 @@ from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
 from nsysddp.questions import context_of
-from nsysddp.questions.causes import BY_CODE, CAUSES, link_reference_gbps
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import COMPUTATION, TABLES, UNRESOLVED, diagnose
-from nsysddp.questions.link import fit_link
+from nsysddp.questions.diagnosis.causes import BY_CODE, CAUSES
+from nsysddp.questions.link import fit_link, link_reference_gbps
 
 Unpacked = Callable[[str], Path]
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.dependencies.host import Blocking, blocking_kind
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
@@ -63,12 +63,11 @@ LONG_HOST_NS = NS_PER_MS
 CAUSE = pl.Enum(list(schema.IDLE_CAUSES))
 
 
-def idle(context: Context, *, graph: Graph | None = None) -> Result:
+def idle(context: Context) -> Result:
     """Why was each GPU idle, instant by instant, and how deep was its launch queue?
 
     Args:
         context: of a trace loaded with ``host_calls=True``; without, most gaps are ``unknown``.
-        graph: the dependency graph, if it has been built.
 
     Returns:
         The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step`` (``schema.MORE_TABLES``).
@@ -76,7 +75,7 @@ def idle(context: Context, *, graph: Graph | None = None) -> Result:
     Raises:
         AnalysisError: the pieces do not tile the idle time.
     """
-    graph = build(context.trace) if graph is None else graph
+    graph = context.graph
     gaps = _gaps(context)
     pieces = _pieces(graph, gaps)
     _assert_tiling(gaps, pieces)
