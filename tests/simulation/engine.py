@@ -14,6 +14,7 @@ Times are integer ns, and one clock is shared by all: what clocks do to times is
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -141,8 +142,8 @@ Op = Call | Busy | Push | Pop
 class Collective:
     """One collective: who takes part, how long its transfer takes alone, and over which links it goes.
 
-    ``root``: for a broadcast, whose data all others need; they wait for nobody else. Send and receive are a
-    collective of two. ``skews``: by how much later than the first each member's kernel ends.
+    ``root``: of a broadcast; the others wait for it and for nobody else. Send and receive are a collective of
+    two. ``skews``: by how much later than its transfer each member's kernel ends.
     """
 
     kind: str
@@ -183,6 +184,7 @@ class _Stream:
     waited: bool = False
     blocked_by: Item | None = None
     ahead_end: int | None = None
+    computed: int | None = None
     ends: dict[int, int] = field(default_factory=dict)
     """Per stream the latest end of the work that the end of this one stands for."""
 
@@ -203,7 +205,11 @@ class Preemption:
 
 
 class Engine:
-    """Runs host lines (one list of operations per rank) to their end; times are left in the operations."""
+    """Runs host lines (one list of operations per rank) to their end; times are left in the operations.
+
+    With ``one_queue`` (CUDA_DEVICE_MAX_CONNECTIONS=1) kernels of a rank begin in the order of their launch,
+    whatever their streams.
+    """
 
     def __init__(
         self,
@@ -212,18 +218,21 @@ class Engine:
         contention: float = 1.0,
         link_contention: float = 1.0,
         preemption: Preemption | None = None,
+        one_queue: bool = False,
     ) -> None:
         self.lines = lines
         self.contention = contention
         self.link_contention = link_contention
         self.preemption = preemption
+        self.one_queue = one_queue
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._number = 0
         self._streams: list[dict[int, _Stream]] = [{} for _ in lines]
         self._at = [0] * len(lines)
         self._communicating = [0] * len(lines)
-        self._computing: list[set[_Activity]] = [set() for _ in lines]
-        self._transfers: set[_Activity] = set()
+        self._computing: list[list[_Activity]] = [[] for _ in lines]
+        self._transfers: list[_Activity] = []
+        self._queues: list[deque[Item]] = [deque() for _ in lines]
         self._is_stopped = [False] * len(lines)
         self._held: list[Item] = []
         self._hosts_left = len(lines)
@@ -281,6 +290,8 @@ class Engine:
         item.call = call
         item.available = time + (LAUNCH_NS if item.kind in (KERNEL, COPY) else 0)
         self._streams[rank].setdefault(item.stream, _Stream()).items.append(item)
+        if self.one_queue and item.kind in (KERNEL, COPY):
+            self._queues[rank].append(item)
         self._push(item.available, lambda now: self._advance(rank, item.stream, now))
 
     def _block(self, rank: int, call: Call, time: int) -> None:
@@ -337,10 +348,13 @@ class Engine:
                     if of != number and not item.is_own:
                         stream.ready = max(stream.ready or 0, end)
                 self._done(stream, item, now)
+            elif self.one_queue and self._queues[rank][0] is not item:
+                return
             else:
                 stream.is_busy = True
                 wait = GAP_NS + (EVENT_NS if stream.waited else 0)
-                item.ready, item.ahead_end = stream.ready, stream.ahead_end
+                known = [end for end in (stream.ready, stream.computed) if end is not None]
+                item.ready, item.ahead_end = max(known, default=None), stream.ahead_end
                 stream.ready, stream.waited = None, False
                 self._push(now + wait, lambda later, item=item: self._begin(item, later))
 
@@ -356,10 +370,15 @@ class Engine:
             self._held.append(item)
             return
         item.start = now
+        if self.one_queue:
+            queue = self._queues[item.rank]
+            queue.popleft()
+            if queue:
+                self._advance(item.rank, queue[0].stream, now)
         one = item.collective
         if one is None:
             activity = _Activity([item], item.length, since=now)
-            self._computing[item.rank].add(activity)
+            self._computing[item.rank].append(activity)
             self._rate(activity, now)
             if self.link_contention != 1:
                 self._rate_all(self._transfers, now)
@@ -367,18 +386,19 @@ class Engine:
         one.items[item.rank] = item
         self._communicating[item.rank] += 1
         self._rate_all(self._computing[item.rank], now)
-        arrived = one.items
+        arrived = list(one.items.values())
         if one.root is None:
             if len(arrived) == len(one.members):
-                self._transfer(list(arrived.values()), one, now)
-        elif one.root in arrived:
-            late = [item] if item.rank != one.root else [i for i in arrived.values() if i is not item]
-            if late:
-                self._transfer(late, one, now)
+                self._transfer(arrived, one, now)
+        elif item.rank == one.root:  # the root sends into buffers, and leaves
+            for other in arrived:
+                self._transfer([other], one, now)
+        elif one.root in one.items:
+            self._transfer([item], one, now)
 
     def _transfer(self, items: list[Item], one: Collective, now: int) -> None:
         activity = _Activity(items, one.length, one.links, since=now)
-        self._transfers.add(activity)
+        self._transfers.append(activity)
         self._rate_all(self._transfers, now)
 
     def _rate_all(self, activities: Iterable[_Activity], now: int) -> None:
@@ -395,11 +415,8 @@ class Engine:
             beside = self._communicating[ranks[0]] and activity.items[0].kind == KERNEL
             rate = 1 / self.contention if beside else 1.0
         else:
-            sharing = max(
-                (sum(link in t.links for t in self._transfers) for link in activity.links), default=1
-            )
             beside = any(self._computing[rank] for rank in ranks)
-            rate = 1 / max(1, sharing) / (self.link_contention if beside else 1.0)
+            rate = 1 / self._sharing(activity) / (self.link_contention if beside else 1.0)
         if rate == activity.rate and activity.version:
             return
         activity.left -= (now - activity.since) * activity.rate
@@ -410,38 +427,38 @@ class Engine:
             end = now + max(0, round(activity.left / rate))
             self._push(end, lambda later: self._end(activity, version, later))
 
+    def _sharing(self, activity: _Activity) -> int:
+        """How many collectives use the busiest of its links?"""
+        using = [
+            {id(other.items[0].collective) for other in self._transfers if link in other.links}
+            for link in activity.links
+        ]
+        return max(map(len, using), default=1)
+
     def _end(self, activity: _Activity, version: int, now: int) -> None:
         if activity.version != version:
             return
         activity.version += 1
         first = activity.items[0]
         if first.collective is None:
-            self._computing[first.rank].discard(activity)
+            self._computing[first.rank].remove(activity)
             self._finish(first, now)
             if self.link_contention != 1:
                 self._rate_all(self._transfers, now)
             return
-        self._transfers.discard(activity)
+        self._transfers.remove(activity)
         self._rate_all(self._transfers, now)
-        one = first.collective
-        leaving = list(activity.items)
-        if (
-            one.root is not None
-            and len([i for i in one.items.values() if i.rank != one.root]) == len(one.members) - 1
-        ):
-            done = [
-                i for i in one.items.values() if i.end is None and i not in leaving and i.rank != one.root
-            ]
-            leaving += [] if done else [one.items[one.root]]  # the root leaves with the last
-        for item in leaving:
-            later = now + one.skews.get(item.rank, 0)
+        for item in activity.items:
+            later = now + first.collective.skews.get(item.rank, 0)
             self._push(later, lambda t, item=item: self._finish(item, t))
 
     def _finish(self, item: Item, now: int) -> None:
         stream = self._streams[item.rank][item.stream]
         stream.is_busy = False
         stream.ahead_end = stream.ends[item.stream] = now
-        if item.collective is not None:
+        if item.collective is None:
+            stream.computed = now
+        else:
             self._communicating[item.rank] -= 1
             self._rate_all(self._computing[item.rank], now)
         self._done(stream, item, now)

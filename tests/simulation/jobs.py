@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -36,8 +37,7 @@ from .engine import (
 
 US, MS, MIB = 1_000, 1_000_000, 1 << 20
 MAIN, AUTOGRAD = 0, 1
-COMPUTE, BATCH, DDP, TENSOR, GATHER, SCATTER, REPLICATE, EXPERT, PEER = 7, 13, 17, 18, 21, 22, 23, 24, 29
-PIPE = 30
+COMPUTE, BATCH, DDP, TENSOR, GATHER, SCATTER, REPLICATE, EXPERT, PIPE = 7, 13, 17, 18, 21, 22, 23, 24, 30
 FIRST_CAP = MIB  # of DDP's first bucket, where bucket_cap_mb is not given
 COPY_GBPS = 1500.0  # of a gradient into its bucket
 
@@ -160,17 +160,17 @@ class Group:
     made: list[Collective] = field(default_factory=list)
     _next: dict[int, int] = field(default_factory=dict)
 
-    def next(self, rank: int, kind: str, size: int, key: object, root: int | None = None) -> Collective:
+    def next(self, rank: int, kind: str, size: int, root: int | None = None) -> Collective:
         """The next collective of this rank; ``size`` is the payload, as NCCL counts it for this kind."""
         number = self._next.get(rank, 0)
         self._next[rank] = number + 1
         if number == len(self.made):
-            self.made.append(self._make(number, kind, size, key, root))
+            self.made.append(self._make(number, kind, size, root))
         one = self.made[number]
         assert (one.kind, one.bytes, one.root) == (kind, size, root), "members disagree"
         return one
 
-    def _make(self, number: int, kind: str, size: int, key: object, root: int | None) -> Collective:
+    def _make(self, number: int, kind: str, size: int, root: int | None) -> Collective:
         job, count = self.job, len(self.members)
         edges = list(zip(self.members, self.members[1:] + self.members[:1], strict=True))
         latency = bandwidth = 0.0
@@ -190,7 +190,13 @@ class Group:
         length = (latency + size * share / bandwidth) * job.communication
         links = frozenset((a, "far" if a // job.per_host != b // job.per_host else "near") for a, b in edges)
         skews = {
-            rank: max(0, round(job.communication * (3 * US + 2 * US * job.normal("skew", key, rank))))
+            rank: max(
+                0,
+                round(
+                    job.communication
+                    * (3 * US + 2 * US * job.normal("skew", self.communicator, number, rank))
+                ),
+            )
             for rank in self.members
         }
         return Collective(
@@ -199,7 +205,7 @@ class Group:
             sequence=number,
             members=self.members,
             bytes=size,
-            length=job.vary(length, "transfer", key, self.members) if job.communication else 0,
+            length=job.vary(length, "transfer", self.communicator, number),
             links=links,
             root=root,
             skews=skews,
@@ -240,17 +246,22 @@ class Host:
         self.line: list[Op] = []
         self.thread = MAIN
         self.step, self.phase = -1, ""
-        self._count = 0
+        self._counts: Counter[tuple[object, ...]] = Counter()
         self._open: list[Range] = []
-        self.is_idle = job.communication == 0  # no communication: nothing is launched nor waited for
-        self.reductions: list[Item] = []
+        self._begun: set[str] = set()
 
     # What a host does
 
+    def start_step(self, step: int) -> None:
+        """What is counted by step begins anew."""
+        self.step, self.phase = step, ""
+        self._counts.clear()
+        self._begun.clear()
+
     def key(self, *what: object) -> tuple[object, ...]:
-        """Names an operation for its jitter: numbered within step and phase."""
-        self._count += 1
-        return (self.rank, self.step, self.phase, *what, self._count)
+        """Names an operation for its jitter: the n-th of its name in the step, whatever else the job does."""
+        self._counts[what] += 1
+        return (self.rank, self.step, *what, self._counts[what])
 
     def push(self, name: str, payload: dict[str, int] | None = None) -> None:
         """Begin a range."""
@@ -264,9 +275,11 @@ class Host:
     def begin(self, phase: str) -> None:
         """Begin a phase."""
         self.push(phase)
-        self.phase, self._count = phase, 0
+        is_first = phase not in self._begun
+        self._begun.add(phase)
+        self.phase = phase
         planted = self.job.planted
-        if planted is None or planted.phase != phase or planted.rank not in (None, self.rank):
+        if not is_first or planted is None or planted.phase != phase or planted.rank not in (None, self.rank):
             return
         if planted.cause in ("pause_one", "pause_all"):
             self.pause(planted.how, round(planted.size))
@@ -282,7 +295,7 @@ class Host:
 
     def call(self, api: str, ns: float, item: Item | None = None, **waits: object) -> Call:
         """A CUDA call."""
-        cost = round(self.job.vary(ns, "call", *self.key(), by=0.15) * self._host_factor())
+        cost = round(self.job.vary(ns, *self.key(api), by=0.15) * self._host_factor())
         made = Call(api, self.thread, cost, item, **waits)
         self.line.append(made)
         return made
@@ -340,30 +353,36 @@ class Host:
         kind: str,
         size: int,
         stream: int,
-        after: Sequence[int],
+        after: Sequence[int | Item | None],
         *,
-        root: int | None = None,
         purpose: str = "",
         held_by: int | None = None,
+        root: int | None = None,
+        call: str = "",
     ) -> Item | None:
         """A collective as PyTorch and NCCL launch it; returns the event at its end.
 
-        The stream waits for the streams of its data, and through NCCL's side stream for its own work.
+        The stream waits for what comes before (an event, or what is in a stream by now), and through NCCL's
+        side stream for its own work. ``call`` is the name of NCCL's range where it is not the kind (Send, Recv).
         """
-        if self.is_idle or len(group.members) < 2:
+        if len(group.members) < 2:
             return None
         for other in after:
             if other != stream:
-                self.wait(stream, self.record(other))
-        one = group.next(self.rank, kind, size, (self.step, self.phase, self._count), root)
-        item = Item(
-            KERNEL, stream, self.rank, kind, collective=one, step=self.step, phase=self.phase, bytes=size
-        )
+                self.wait(stream, self.record(other) if isinstance(other, int) else other)
+        item = Item(KERNEL, stream, self.rank, kind, step=self.step, phase=self.phase, bytes=size)
         item.purpose, item.held_by = purpose, held_by
+        if self.job.communication:
+            item.collective = group.next(self.rank, kind, size, root)
         side = 100 + stream
         if self.job.side == "around":
             self.wait(side, self.record(stream))
-        self.push(kind, {"bytes": size, "communicator": group.communicator})
+        payload = {"bytes": size, "communicator": group.communicator}
+        if kind == "SendRecv":
+            payload["peer"] = 1 - group.members.index(self.rank)
+        elif kind == "AllToAll":
+            payload["members"] = len(group.members)
+        self.push(call or kind, payload)
         self.wait(stream, self.record(side), own=True)
         self.call("cuLaunchKernelEx", self.job.launch_ns + 4 * US, item)
         if self.job.side == "after":
@@ -434,10 +453,12 @@ class Buckets:
                 host.pop()
             self.sent += 1
 
-    def layer(self, number: int, ns: float) -> None:
+    def layer(self, number: int, ns: float, between: Callable[[], None] = lambda: None) -> None:
         """The backward of a layer (0: the first to be done), and what gets ready in it."""
         count, done = self.host.job.layer_parameters, 0
         for place, (name, part) in enumerate(BACKWARD_KERNELS):
+            if place == 2:
+                between()
             self.host.kernel(name, ns * part)
             until = count * place // (len(BACKWARD_KERNELS) - 1)
             for parameter in range(done, until):
@@ -450,29 +471,159 @@ class Buckets:
             self.host.wait(COMPUTE, end)
 
 
+def _data_parallel(host: Host) -> Group:
+    """The ranks that hold the same part of the model as this one."""
+    job = host.job
+    if job.kind == "pp":
+        width = job.ranks // job.group
+        return host.groups.of("dp", range(host.rank // width * width, host.rank // width * width + width))
+    if job.kind in ("hsdp", "tp"):
+        return host.groups.of("dp", range(host.rank % job.group, job.ranks, job.group))
+    return host.groups.of("dp", range(job.ranks))
+
+
+def _inner(host: Host) -> Group:
+    """The ranks of a shard, a tensor parallel or an expert group."""
+    first = host.rank // host.job.group * host.job.group
+    return host.groups.of(host.job.kind, range(first, first + host.job.group))
+
+
 def _step_dp(host: Host) -> None:
+    """DDP, with tensor parallel all-reduces (``tp``) or all-to-alls of experts (``ep``) in each layer."""
     job = host.job
     host.begin("forward")
     for _ in range(job.layers):
-        host.layer(FORWARD_KERNELS, job.layer_ns)
+        _talk(host)
+        host.layer(FORWARD_KERNELS[:2], job.layer_ns)
+        _talk(host)
+        host.layer(FORWARD_KERNELS[2:], job.layer_ns)
     host.kernel("loss", 30 * US)
     host.pop()
     host.begin("backward")
     host.thread = AUTOGRAD
-    buckets = Buckets(host, host.groups.of("dp", range(job.ranks)))
+    buckets = Buckets(host, _data_parallel(host))
     for number in range(job.layers):
-        buckets.layer(number, 2 * job.layer_ns)
+        _talk(host)
+        buckets.layer(number, 2 * job.layer_ns, between=lambda: _talk(host))
     buckets.finish()
     host.thread = MAIN
     host.pop()
 
 
-KINDS: dict[str, Callable[[Host], None]] = {"dp": _step_dp}
+def _talk(host: Host) -> None:
+    """What a layer exchanges within its inner group, if it has one, and waits for."""
+    job = host.job
+    if job.kind == "tp":
+        stream = COMPUTE if job.on_compute_stream else TENSOR
+        host.wait(COMPUTE, host.nccl(_inner(host), "AllReduce", job.activation_bytes, stream, [COMPUTE]))
+    elif job.kind == "ep":
+        host.wait(COMPUTE, host.nccl(_inner(host), "AllToAll", job.activation_bytes, EXPERT, [COMPUTE]))
+
+
+def _step_hsdp(host: Host) -> None:
+    """Parameters are gathered for a layer (two in flight), gradients scattered, and reduced over replicas."""
+    job = host.job
+    shard, replicas, part = _inner(host), _data_parallel(host), host.job.layer_bytes // host.job.group
+    ends: list[Item | None] = [host.record(COMPUTE)] * 2
+
+    def gather(purpose: str) -> Item | None:
+        return host.nccl(
+            shard, "AllGather", part, GATHER, [ends[-1 if job.has("no_prefetch") else -2]], purpose=purpose
+        )
+
+    host.begin("forward")
+    for _ in range(job.layers):
+        host.wait(COMPUTE, gather("gather_forward"))
+        host.layer(FORWARD_KERNELS, job.layer_ns)
+        ends.append(host.record(COMPUTE))
+    host.kernel("loss", 30 * US)
+    host.pop()
+    host.begin("backward")
+    host.thread = AUTOGRAD
+    scattered = reduced = None
+    ends += [host.record(COMPUTE)]
+    gathered = gather("gather_backward")
+    for number in range(job.layers):
+        host.wait(COMPUTE, gathered)
+        if number < job.layers - 1 and not job.has("no_prefetch"):
+            gathered = gather("gather_backward")
+        host.layer(BACKWARD_KERNELS, 2 * job.layer_ns)
+        host.wait(COMPUTE, scattered)  # its input may be freed
+        ends.append(host.record(COMPUTE))
+        if number < job.layers - 1 and job.has("no_prefetch"):
+            gathered = gather("gather_backward")
+        scattered = host.nccl(shard, "ReduceScatter", part, SCATTER, [COMPUTE], purpose="reduce_scatter")
+        reduced = host.nccl(replicas, "AllReduce", part, REPLICATE, [SCATTER], purpose="gradients")
+    host.wait(COMPUTE, scattered)
+    host.wait(COMPUTE, reduced)
+    host.thread = MAIN
+    host.pop()
+
+
+def _step_pp(host: Host) -> None:
+    """One forward and one backward in turn, after a warm-up of forwards; DDP in the last backward."""
+    job = host.job
+    width = job.ranks // job.group
+    stage = host.rank // width
+    before, behind = (host.rank - width, host.rank), (host.rank, host.rank + width)
+    last = stage == job.group - 1
+    warm = min(job.group - stage - 1, job.micro_batches)
+
+    def move(
+        purpose: str, call: str, stream: int, members: tuple[int, int], after: Sequence[int]
+    ) -> Item | None:
+        group = host.groups.of(purpose, members)
+        return host.nccl(group, "SendRecv", job.activation_bytes, stream, after, call=call)
+
+    def forward() -> None:
+        host.begin("forward")
+        if stage:
+            host.wait(COMPUTE, move("activations", "Recv", PIPE, before, [COMPUTE]))
+        for _ in range(job.layers):
+            host.layer(FORWARD_KERNELS, job.layer_ns)
+        if not last:
+            move("activations", "Send", PIPE + 1, behind, [COMPUTE])
+        host.pop()
+
+    def backward(number: int) -> None:
+        host.begin("backward")
+        host.thread = AUTOGRAD
+        if not last:
+            host.wait(COMPUTE, move("gradients", "Recv", PIPE + 2, behind, [COMPUTE]))
+        if number == job.micro_batches - 1:
+            buckets = Buckets(host, _data_parallel(host))
+            for layer in range(job.layers):
+                buckets.layer(layer, 2 * job.layer_ns)
+        else:
+            for _ in range(job.layers):
+                host.layer(BACKWARD_KERNELS, 2 * job.layer_ns)
+        if stage:
+            move("gradients", "Send", PIPE + 3, before, [COMPUTE])
+        if number == job.micro_batches - 1:
+            buckets.finish()
+        host.thread = MAIN
+        host.pop()
+
+    for _ in range(warm):
+        forward()
+    for number in range(job.micro_batches):
+        if warm + number < job.micro_batches:
+            forward()
+        backward(number)
+
+
+KINDS: dict[str, Callable[[Host], None]] = {
+    "dp": _step_dp,
+    "tp": _step_dp,
+    "ep": _step_dp,
+    "hsdp": _step_hsdp,
+    "pp": _step_pp,
+}
 
 
 def _step(host: Host, step: int) -> None:
     job = host.job
-    host.step, host.phase, host._count = step, "", 0
+    host.start_step(step)
     host.push(f"step {step}")
     host.begin("data")
     host.busy(40 * US)
@@ -525,5 +676,6 @@ def simulate(job: Job) -> Run:
         contention=job.planted_size("contention", job.contention),
         link_contention=job.link_contention,
         preemption=preemption,
+        one_queue=job.has("one_queue"),
     ).run()
     return Run(job, [host.line for host in hosts], groups)

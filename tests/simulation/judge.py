@@ -67,6 +67,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "late_launch": ("bucket_scheduling", "host_stall"),
     "no_prefetch": ("no_prefetch", "prefetch"),
     "serialised": ("compute_stream", "serialised"),
+    "one_queue": ("connections", "one_queue", "serialised", "held_behind_compute"),
     "contention": ("contention",),
     "peer_copies": ("copies", "peer_copies"),
     "preemption": ("straggler", "other_process", "preemption", "unexplained"),
@@ -107,6 +108,16 @@ COUNTERFACTUAL: dict[str, Callable[[Job], Job]] = {
 # --- random jobs --------------------------------------------------------------------------------------------
 
 
+#: ranks and size of the inner groups
+SHAPES: dict[str, list[tuple[int, int]]] = {
+    "dp": [(ranks, 1) for ranks in (2, 2, 3, 4, 4, 5, 8, 8, 16, 32)],
+    "hsdp": [(2, 2), (4, 4), (4, 2), (6, 3), (8, 4), (8, 2), (8, 8), (16, 8), (32, 8)],
+    "tp": [(4, 2), (4, 2), (6, 2), (8, 2), (8, 4), (12, 4), (16, 4), (16, 8)],
+    "pp": [(2, 2), (4, 2), (4, 4), (6, 3), (8, 2), (8, 4), (16, 4)],
+    "ep": [(2, 2), (4, 2), (4, 4), (8, 4), (8, 8), (16, 4)],
+}
+
+
 @dataclass(frozen=True)
 class Trial:
     """One job to judge, how it is written down, and by how much its cause counts."""
@@ -119,22 +130,16 @@ class Trial:
     is_due: bool
 
 
+COMMON = (
+    *("clean", "slow_rank", "slow_host", "pause_one", "pause_all"),
+    *("slow_link", "contention", "preemption"),
+)
 CAUSES: dict[str, tuple[str, ...]] = {
-    "dp": (
-        "clean",
-        "slow_rank",
-        "slow_host",
-        "pause_one",
-        "pause_all",
-        "slow_link",
-        "small_buckets",
-        "one_bucket",
-        "late_launch",
-        "serialised",
-        "contention",
-        "peer_copies",
-        "preemption",
-    ),
+    "dp": (*COMMON, "small_buckets", "one_bucket", "late_launch", "serialised", "peer_copies"),
+    "hsdp": (*COMMON, "no_prefetch", "one_queue", "slow_pair", "peer_copies"),
+    "tp": (*COMMON, "slow_pair", "late_launch", "peer_copies"),
+    "pp": (*COMMON, "slow_pair"),
+    "ep": (*COMMON, "slow_pair", "peer_copies"),
 }
 
 
@@ -157,12 +162,17 @@ def draw(seed: int, number: int, kinds: Iterable[str], causes: Iterable[str] | N
 def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
     layers = rng.randint(4, 12)
     layer_ns = rng.uniform(0.4, 1.5) * MS
-    ranks = rng.choice([2, 2, 3, 4, 4, 5, 8, 8, 16])
+    ranks, group = rng.choice(SHAPES[kind])
+    if kind == "pp":
+        layers = rng.randint(2, 4)
     job = Job(
         kind=kind,
         ranks=ranks,
+        group=group,
         per_host=rng.choice([4, 8]),
-        steps=rng.randint(4, 6),
+        steps=rng.randint(4, 6) if ranks <= 16 else 4,
+        micro_batches=rng.choice([group, 2 * group]) if kind == "pp" else 1,
+        on_compute_stream=rng.random() < 0.5,
         layers=layers,
         layer_ns=round(layer_ns),
         optimizer_ns=round(rng.uniform(0.05, 0.15) * layers * layer_ns),
@@ -177,20 +187,28 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
         jitter=rng.uniform(0.003, 0.015),
         side=rng.choice(["after", "around"]),
         item_each_step=rng.random() < 0.25,
-        marked=rng.random() < 0.4,
+        marked=kind == "tp" or rng.random() < 0.4,
         seed=seed,
     )
     if cause == "small_buckets":  # many small parameters, and a link on which latency counts
         job = replace(job, layer_bytes=rng.randint(2, 5) * MIB, layer_parameters=rng.randint(8, 16))
         job = replace(job, latency_ns=rng.randint(40, 80) * US, far_latency_ns=80 * US)
     hidden = {"contention": (0.6, 0.85), "one_bucket": (0.35, 0.7), "serialised": (0.35, 0.7)}
-    return _with_link(job, rng.uniform(*hidden.get(cause, (0.15, 0.6))))
+    job = _with_link(job, rng.uniform(*hidden.get(cause, (0.15, 0.6))))
+    return replace(job, activation_bytes=round(rng.uniform(0.03, 0.12) * job.layer_ns * job.gbps))
 
 
 def _with_link(job: Job, share: float) -> Job:
-    """The job with links on which its gradients take this share of its backward."""
+    """The job with links on which its gradients take this share of its backward (and gathers of its
+    forward).
+    """
     size = sum(job.parameters)
-    moved = 2 * (job.ranks - 1) / job.ranks * size
+    if job.kind == "hsdp":  # a gather and a scatter of the layer in backward, and a reduction of its shard
+        replicas = job.ranks // job.group
+        moved = size * (2 * (job.group - 1) / job.group + 2 * (replicas - 1) / replicas / job.group)
+    else:
+        count = job.ranks if job.kind in ("dp", "ep") else job.ranks // job.group
+        moved = 2 * max(1, count - 1) / max(2, count) * size
     gbps = moved / (share * 2 * job.layers * job.layer_ns)
     return replace(job, gbps=gbps, far_gbps=gbps)
 
@@ -209,12 +227,20 @@ def _plant(rng: random.Random, job: Job, cause: str, step_ns: float) -> Planted:
         how = rng.choice(["sleep", "item", "stream", "free", "pageable"])
     if cause == "preemption":
         how = rng.choice(["stretch", "gap"])
+    pair = None
+    if cause == "slow_pair":
+        first = rng.randrange(job.ranks // job.group) * job.group + rng.randrange(job.group - 1 or 1)
+        pair = (first, first + 1)
+        if job.kind == "pp":
+            first = rng.randrange(job.ranks - job.ranks // job.group)
+            pair = (first, first + job.ranks // job.group)
     size = {
         "slow_rank": rng.uniform(1.1, 1.4),
         "slow_host": rng.uniform(2, 5),
         "pause_one": rng.uniform(0.06, 0.2) * step_ns,
         "pause_all": rng.uniform(0.06, 0.2) * step_ns,
         "slow_link": rng.uniform(1.5, 4),
+        "slow_pair": rng.uniform(1.5, 4),
         "small_buckets": 0.25 * MIB,
         "one_bucket": 1e6 * MIB,
         "late_launch": rng.uniform(0.3, 1.0) * MS,
@@ -222,7 +248,7 @@ def _plant(rng: random.Random, job: Job, cause: str, step_ns: float) -> Planted:
         "peer_copies": rng.uniform(0.06, 0.15) * step_ns,
         "preemption": rng.uniform(0.8, 2.5) * MS,
     }.get(cause, 1.0)
-    return Planted(cause, size, rank, phase, how)
+    return Planted(cause, size, rank, phase, how, pair)
 
 
 def _grown(job: Job) -> tuple[Job, float, bool]:
@@ -243,9 +269,9 @@ def _grown(job: Job) -> tuple[Job, float, bool]:
             job = replace(
                 job, latency_ns=round(job.latency_ns * 1.3), far_latency_ns=round(job.far_latency_ns * 1.3)
             )
-        elif one.cause in ("one_bucket", "serialised"):
+        elif one.cause in ("one_bucket", "serialised", "no_prefetch", "one_queue"):
             job = replace(job, gbps=job.gbps / 1.15, far_gbps=job.far_gbps / 1.15)
-        elif one.cause in ("slow_rank", "slow_host", "slow_link", "contention"):
+        elif one.cause in ("slow_rank", "slow_host", "slow_link", "slow_pair", "contention"):
             job = replace(job, planted=replace(one, size=1 + (one.size - 1) * 1.4))
         elif one.cause == "preemption":
             job = replace(job, planted=replace(one, size=min(8 * MS, one.size * 1.3)))
@@ -278,17 +304,15 @@ def ask(paths: list[Path], job: Job, *, payload: bool) -> Answer:
     trace = nsysddp.load(paths, launches=True, host_calls=True, shapes=True, metrics=True)
     context = context_of(trace)
     found = diagnose(context)
-    has_buckets = job.kind in ("dp", "tp", "ep")
     caps = CAPS if job.kind == "dp" and payload else ()
     question = Ask(caps_mib=caps, faster=FACTORS, parameter_bytes=job.parameters if caps else None)
     predicted = whatif(context, question)
     table = buckets(context)["bucket"]
-    rows = table.filter(table["role"] == "gradients").to_dicts() if has_buckets else []
     return Answer(
         diagnosis=found["diagnosis"].to_dicts(),
         whatif=predicted["whatif"].to_dicts(),
         used=[row["step_index"] for row in predicted["whatif_replay"].to_dicts() if row["is_used"]],
-        buckets=rows,
+        buckets=table.to_dicts(),
     )
 
 
@@ -386,13 +410,13 @@ def _whatif(job: Job, answer: Answer) -> list[dict[str, Any]]:
 
 def _buckets(run: Run, answer: Answer) -> dict[str, int]:
     """How many buckets, and of how many ready, queued and held are wrong."""
-    right = {(one.rank, one.step, one.number): one for one in truth.buckets(run)}
+    right = {(one.rank, one.step, one.role, one.number): one for one in truth.buckets(run)}
     wrong = Counter(dict.fromkeys(BUCKET_FAULTS, 0) | {"missing": len(right)})
-    places: Counter[tuple[int, int]] = Counter()
+    places: Counter[tuple[Any, ...]] = Counter()
     for row in answer.buckets:
-        number = places[row["rank"], row["step_index"]]
-        places[row["rank"], row["step_index"]] += 1
-        one = right.get((row["rank"], row["step_index"], number))
+        place = row["rank"], row["step_index"], row["role"]
+        one = right.get((*place, places[place]))
+        places[place] += 1
         if one is None:
             wrong["extra"] += 1
             continue
@@ -405,7 +429,7 @@ def _buckets(run: Run, answer: Answer) -> dict[str, int]:
         }
         for name, (said, true) in pairs.items():
             wrong[name] += said is None or abs(said - true) > SAME_NS
-        wrong["held"] += row["held_by"] != one.held_by
+        wrong["held"] += row["role"] == "gradients" and row["held_by"] != one.held_by
     return {"buckets": len(right), **wrong}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .engine import KERNEL, Item
+from .engine import Item
 from .export import Clock
 from .jobs import Job, Run, simulate
 
@@ -27,10 +28,16 @@ def steps(run: Run) -> list[int]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A gradient bucket of one step on one rank, in times as its report shows them."""
+    """A gradient bucket, or a unit's gather or scatter, of one step on one rank, in times as its report
+    shows them.
+
+    ``role`` is gradients, gather_forward, gather_backward or reduce_scatter; ``number`` counts within step
+    and role.
+    """
 
     rank: int
     step: int
+    role: str
     number: int
     bytes: int
     ready_ns: int
@@ -42,22 +49,15 @@ class Bucket:
 
 
 def buckets(run: Run) -> list[Bucket]:
-    """Every all-reduce of gradients that was launched in backward, in order of rank, step and launch."""
+    """Every bucket in order of rank, step and launch."""
     made = []
     for rank in range(run.job.ranks):
         clock = Clock.of(run.job, rank)
-        numbers: dict[int, int] = {}
+        numbers: Counter[tuple[int, str]] = Counter()
         for item in run.items(rank):
-            if (
-                item.kind != KERNEL
-                or item.name != "AllReduce"
-                or item.phase != "backward"
-                or item.purpose != "gradients"
-            ):
-                continue
-            number = numbers.get(item.step, 0)
-            numbers[item.step] = number + 1
-            made.append(_bucket(rank, number, item, clock))
+            if item.purpose:
+                made.append(_bucket(rank, numbers[item.step, item.purpose], item, clock))
+                numbers[item.step, item.purpose] += 1
     return made
 
 
@@ -73,6 +73,7 @@ def _bucket(rank: int, number: int, item: Item, clock: Clock) -> Bucket:
     return Bucket(
         rank=rank,
         step=item.step,
+        role=item.purpose,
         number=number,
         bytes=item.bytes,
         ready_ns=ready,

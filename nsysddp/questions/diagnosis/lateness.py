@@ -40,11 +40,11 @@ def lateness(context: Context, graph: Graph, pieces: pl.DataFrame) -> Spans:
     ahead = np.where(communication[ahead], -1, ahead)
     call = graph.lines.launcher[member]
     ready = np.full(member.size, -1, dtype=np.int64)
-    for row, times in ((graph.queues.awaited_work[member], end), (ahead, end), (call, graph.lines.end)):
+    for row, times in ((graph.queues.awaited[member], end), (ahead, end), (call, graph.lines.end)):
         if times.size:
             ready = np.maximum(ready, np.where(row >= 0, times[np.maximum(row, 0)], -1))
     behind = np.full(member.size, NEVER, dtype=np.int64)
-    for row in (graph.queues.awaited_work[member], ahead):
+    for row in (graph.queues.awaited[member], ahead):
         behind = np.maximum(behind, np.where(row >= 0, graph.queues.behind_ns[np.maximum(row, 0)], NEVER))
     # What a node of a CUDA graph waited for is not known.
     known = (ready >= 0) & ~trace.events["in_graph"].gather(member).fill_null(False).to_numpy()
