@@ -81,7 +81,9 @@ class Planted:
 class Job:
     """One training job. Sizes in bytes, times in ns.
 
-    ``group`` is the size of the inner groups: shards, tensor parallel ranks, pipeline stages or experts.
+    ``group`` is the size of the inner groups: shards, tensor parallel ranks, pipeline stages or experts. ``side``
+    says whether NCCL's side stream is led around before each launch, or is told after it. ``communication`` is a
+    factor of every transfer; with 0 nothing is transferred and nobody waits. ``marked``: buckets are annotated.
     """
 
     kind: str = "dp"
@@ -113,6 +115,7 @@ class Job:
     on_compute_stream: bool = False
     item_each_step: bool = False
     marked: bool = False
+    buffers: bool = False
     seed: int = 0
     planted: Planted | None = None
 
@@ -363,7 +366,7 @@ class Host:
         """A collective as PyTorch and NCCL launch it; returns the event at its end.
 
         The stream waits for what comes before (an event, or what is in a stream by now), and through NCCL's
-        side stream for its own work. ``call`` is the name of NCCL's range where it is not the kind (Send, Recv).
+        side stream for its own work. ``call`` names NCCL's range where it is not the kind (Send, Recv).
         """
         if len(group.members) < 2:
             return None
@@ -492,6 +495,8 @@ def _step_dp(host: Host) -> None:
     """DDP, with tensor parallel all-reduces (``tp``) or all-to-alls of experts (``ep``) in each layer."""
     job = host.job
     host.begin("forward")
+    if job.buffers:
+        host.wait(COMPUTE, host.nccl(_data_parallel(host), "Broadcast", 4096, DDP, [COMPUTE], root=0))
     for _ in range(job.layers):
         _talk(host)
         host.layer(FORWARD_KERNELS[:2], job.layer_ns)

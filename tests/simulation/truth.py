@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from .engine import Item
 from .export import Clock
-from .jobs import Job, Run, simulate
+from .jobs import Job, Run, layout, simulate
 
 
 def steps(run: Run) -> list[int]:
@@ -105,7 +105,15 @@ def scenarios(job: Job, caps: tuple[float, ...], factors: tuple[float, ...]) -> 
     for cap in caps:
         other = _without(job, "small_buckets", "one_bucket")
         made[f"cap_{cap:g}"] = replace(other, cap=round(cap * (1 << 20)), small_first=False)
+    largest = max(sum(job.parameters[n] for n in one) for one in _layout(job))
+    made["order_reverse"] = replace(
+        _without(job, "small_buckets", "one_bucket"), reverse=True, cap=largest, small_first=False
+    )
     return made
+
+
+def _layout(job: Job) -> list[list[int]]:
+    return layout(job.parameters, job.bucket_cap, small_first=job.small_first and job.bucket_cap == job.cap)
 
 
 def _without(job: Job, *causes: str) -> Job:
