@@ -1,15 +1,26 @@
-"""What made a rank late for the collectives that the critical path left on it?"""
+"""Where on the critical path does a rank take longer than the others?
+
+A *stay* is a run of the path on one rank between transfers and changes of rank. In a stay the rank was not waiting, so
+all of it is own time (``own_time``); what it takes longer than the others there is its lateness. Being faster later in
+the same stay takes lateness back: of the sum so far only that counts which is not lost again before the stay ends::
+
+    longer, part by part      +4  -1  +2  -3  +1
+    sum                        4   3   5   2   3
+    least from there on        2   2   2   2   3        lateness: 2 in the first part, 1 in the last
+
+Each stay counts by itself and stays do not overlap, so a delay is counted once, where it arose, however many
+collectives it held up; and what a rank did off the path counts nowhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS, Graph
-from nsysddp.dependencies.queues import NEVER
+from nsysddp.questions.critical_path import COMMUNICATION_KINDS
+from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,119 +28,75 @@ if TYPE_CHECKING:
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
 
 
-def lateness(context: Context, graph: Graph, pieces: pl.DataFrame) -> Spans:
-    """What made a path's rank late for every collective at whose last arrival the path is on that rank.
-
-    Lateness is behind the others' arrival (their median), which is when they had launched the collective and its data
-    was ready, not its start: a collective that queues behind one which itself waited for the late rank would hide the
-    lateness. Until the others' data come from work that waited for the rank, they are ahead of it by the lateness of
-    before, so that only what is added counts; and a waiting collective slows their kernels, so lateness never shrinks.
-    """
-    trace = context.trace
-    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
-    members = context.timed.filter(pl.col("ready_ns").is_not_null(), pl.col("ready_peers").is_null())
-    member = members["event"].to_numpy()
-    communication = (trace.events["class"] == "communication").to_numpy()
-    ahead = graph.queues.before[member]
-    ahead = np.where(communication[ahead], -1, ahead)
-    call = graph.lines.launcher[member]
-    ready = np.full(member.size, -1, dtype=np.int64)
-    for row, times in ((graph.queues.awaited[member], end), (ahead, end), (call, graph.lines.end)):
-        if times.size:
-            ready = np.maximum(ready, np.where(row >= 0, times[np.maximum(row, 0)], -1))
-    behind = np.full(member.size, NEVER, dtype=np.int64)
-    for row in (graph.queues.awaited[member], ahead):
-        behind = np.maximum(behind, np.where(row >= 0, graph.queues.behind_ns[np.maximum(row, 0)], NEVER))
-    # What a node of a CUDA graph waited for is not known.
-    known = (ready >= 0) & ~trace.events["in_graph"].gather(member).fill_null(False).to_numpy()
-    arrival = np.where(known, np.minimum(ready, start[member]), start[member])
-    arriver = graph.last[member]
-    turn = ("last_rank", "step")
-    others = (
-        members.with_columns(
-            arrival=arrival,
-            behind=behind,
-            arriver=arriver,
-            step=context.attribution.step[arriver],
-            ready=start[arriver],
-        )
-        .filter(pl.col("event") != pl.col("arriver"))
-        .group_by("arriver", "last_rank", "step", "ready")
-        .agg(
-            skew=pl.col("ready").first() - pl.col("arrival").median().cast(pl.Int64),
-            behind=pl.col("behind").max(),
-        )
-        .sort("last_rank", "step", "ready", "arriver")
-        .with_columns(earlier=pl.col("ready").shift().over(turn).fill_null(NEVER))
-        .with_columns(chain=(pl.col("behind") >= pl.col("earlier")).cum_sum().over(turn))
-        .with_columns(
-            most=pl.col("skew").cum_max().over(*turn, "chain"),
-            since=pl.col("earlier").first().over(*turn, "chain"),
-        )
-        .with_columns(lateness=pl.col("most") - pl.col("most").shift(fill_value=0).over(*turn, "chain"))
-        .filter(pl.col("skew") > LATENCY_NS, pl.col("lateness") > 0)
-        .cast({"last_rank": pl.Int64})
+def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
+    """The spans of each path in which its rank was late; what they say is the rank."""
+    if len(context.trace.rank_numbers) < 2:
+        return _spans(*np.empty((4, 0), dtype=np.int64))
+    longer = longer_than_others(context.trace, context.attribution, waiting_in_gaps(context.graph)).filter(
+        pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0)
     )
-    met = _met(pieces, others)
-    pauses: dict[tuple[int, int], list[list[int]]] = {}
-    for on, rank, first, last in (
-        pieces.filter("is_long").select("path", "rank", "start_ns", "end_ns").iter_rows()
-    ):
-        pauses.setdefault((on, rank), []).append([first, last, last])
-    spans = [
-        (on, *span, rank)
-        for on, rank, since, ready, lateness in met.select(
-            "path", "last_rank", "since", "ready", "lateness"
-        ).iter_rows()
-        for span in _made_in(pauses.get((on, rank), []), since, ready, lateness)
-    ]
-    table = np.array(spans, dtype=np.int64).reshape(-1, 4)
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+    stays = _stays(pieces)
+    stay, part = _parts_of(stays, longer)
+    value = longer["longer_ns"].to_numpy()[part]
+    end = longer["end_ns"].to_numpy()[part]
+    kept = _kept(stay, value)
+    real = np.flatnonzero(kept > 0)
+    stay, end, kept = stay[real], end[real], kept[real]
+    low, high = stays["start_ns"].to_numpy()[stay], stays["end_ns"].to_numpy()[stay]
+    start, end = np.maximum(end - kept, low), np.minimum(end, high)
+    return _spans(stays["path"].to_numpy()[stay], start, end, stays["rank"].to_numpy()[stay])
 
 
-def _met(pieces: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """The arrivals (``ready``, ``last_rank``) at which a path is on the rank that arrives, with that ``path``."""
-    path, start = pieces["path"].to_numpy(), pieces["start_ns"].to_numpy()
-    rank = pieces["rank"].fill_null(-1).to_numpy()
-    firsts = np.flatnonzero(np.append(True, path[1:] != path[:-1])) if path.size else path
-    lasts = np.append(firsts, path.size)[1:] - 1
-    arrivals = arrivals.sort("ready", "arriver")
-    ready = arrivals["ready"].to_numpy()
-    low = np.searchsorted(ready, start[firsts], side="right")
-    count = np.searchsorted(ready, pieces["end_ns"].to_numpy()[lasts], side="right") - low
-    on = np.repeat(np.arange(firsts.size), count)
-    row = np.arange(on.size) + np.repeat(low - np.cumsum(count) + count, count)
-    # (path, time) is one ascending number, since paths follow each other.
-    zero = int(min(start.min(initial=0), ready.min(initial=0)))
-    width = int(max(start.max(initial=0), ready.max(initial=0))) - zero + 1
-    begins = np.repeat(np.arange(firsts.size), lasts - firsts + 1) * width + (start - zero)
-    piece = np.searchsorted(begins, on * width + (ready[row] - zero), side="left") - 1
-    here = np.flatnonzero(rank[piece] == arrivals["last_rank"].to_numpy()[row])
-    met: pl.DataFrame = arrivals[row[here]].with_columns(path=pl.Series(path[firsts][on[here]]))
-    return met
+def _spans(path: Ints, start: Ints, end: Ints, value: Ints) -> Spans:
+    return path, start, end, value
 
 
-def _made_in(pauses: list[list[int]], since: int, ready: int, lateness: int) -> Iterator[tuple[int, int]]:
-    """Where a rank was held up before ``ready``: in its host's long pauses, the latest first, then just before.
+def _stays(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Path, rank, start and end of each stay, in order of path and time."""
+    own = ~pl.col("kind").cast(pl.String).is_in(COMMUNICATION_KINDS) & pl.col("rank").is_not_null()
+    return (
+        pieces.with_columns(own=own)
+        .with_columns(run=pl.struct("path", "rank", "own").rle_id())
+        .filter("own")
+        .group_by("run", maintain_order=True)
+        .agg(pl.col("path", "rank", "start_ns").first(), pl.col("end_ns").last())
+    )
 
-    ``pauses``: start, end and end of what is left of each; what is taken is cut off, for the next lateness.
-    """
-    before = [pause for pause in reversed(pauses) if since < pause[1] <= ready]
-    for pause in before:
-        taken = min(lateness, pause[2] - pause[0])
-        if taken:
-            yield pause[2] - taken, pause[2]
-            pause[2] -= taken
-            lateness -= taken
-    held_up = ready - lateness
-    for first, last, _ in before:
-        if last > held_up:
-            held_up -= last - first
-    if lateness:
-        yield held_up, ready
+
+def _parts_of(stays: pl.DataFrame, longer: pl.DataFrame) -> tuple[Ints, Ints]:
+    """For each part that ends within a stay on its rank: the stay and the row of the part, in order of both."""
+    rank = longer["rank"].to_numpy()
+    end = longer["end_ns"].to_numpy()
+    first = np.zeros(stays.height, dtype=np.int64)
+    last = np.zeros(stays.height, dtype=np.int64)
+    on, opened, closed = (stays[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    for number in np.unique(on):
+        mine = np.flatnonzero(on == number)
+        begin, stop = np.searchsorted(rank, (number, number + 1))
+        first[mine] = begin + np.searchsorted(end[begin:stop], opened[mine], side="right")
+        last[mine] = begin + np.searchsorted(end[begin:stop], closed[mine], side="right")
+    size = last - first
+    stay = np.repeat(np.arange(stays.height), size)
+    part = np.arange(stay.size) + np.repeat(first - np.cumsum(size) + size, size)
+    return stay, part
+
+
+def _kept(stay: Ints, value: Ints) -> Ints:
+    """Of each value what is not taken back before its stay ends; see the module."""
+    if not value.size:
+        return value
+    heads = np.append(True, stay[1:] != stay[:-1])
+    before = np.cumsum(value) - value
+    base = np.maximum.accumulate(np.where(heads, np.arange(value.size), 0))
+    total = np.cumsum(value) - before[base]
+    # The least from there on, within the stay: later stays are lifted above earlier ones.
+    lift = (int(total.max()) - int(total.min()) + 1) * (stay - stay[-1])
+    least = np.minimum.accumulate((total + lift)[::-1])[::-1] - lift
+    least = np.maximum(least, 0)
+    ahead = np.where(heads, 0, np.append(0, least[:-1]))
+    return np.maximum(least - ahead, 0)

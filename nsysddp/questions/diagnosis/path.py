@@ -77,7 +77,7 @@ def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.Da
     collective = pieces.filter(pl.col("kind") == "transfer")
     arriver = graph.last[collective["event"].to_numpy()]
     spans = [
-        lateness(context, graph, pieces),
+        lateness(context, pieces),
         late_launches(graph, arriver, collective["path"].to_numpy()),
     ]
     # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
