@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from nsysddp.model.intervals import Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
 
@@ -37,7 +38,9 @@ def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
     """The spans of each path in which its rank was late; what they say is the rank."""
     if len(context.trace.rank_numbers) < 2:
         return _spans(*np.empty((4, 0), dtype=np.int64))
-    longer = longer_than_others(context.trace, context.attribution, waiting_in_gaps(context.graph)).filter(
+    waiting = waiting_in_gaps(context.graph)
+    spinning = {rank: split.wait for rank, split in context.splits.items()}
+    longer = longer_than_others(context.trace, context.attribution, waiting, spinning).filter(
         pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0)
     )
     stays = _stays(pieces)
@@ -48,8 +51,12 @@ def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
     real = np.flatnonzero(kept > 0)
     stay, end, kept = stay[real], end[real], kept[real]
     low, high = stays["start_ns"].to_numpy()[stay], stays["end_ns"].to_numpy()[stay]
-    start, end = np.maximum(end - kept, low), np.minimum(end, high)
-    return _spans(stays["path"].to_numpy()[stay], start, end, stays["rank"].to_numpy()[stay])
+    rank = stays["rank"].to_numpy()[stay]
+    start = np.empty(end.size, dtype=np.int64)
+    for number in np.unique(rank):
+        mine = rank == number
+        start[mine] = _before(waiting[int(number)], end[mine], kept[mine])
+    return _spans(stays["path"].to_numpy()[stay], np.maximum(start, low), np.minimum(end, high), rank)
 
 
 def _spans(path: Ints, start: Ints, end: Ints, value: Ints) -> Spans:
@@ -84,6 +91,16 @@ def _parts_of(stays: pl.DataFrame, longer: pl.DataFrame) -> tuple[Ints, Ints]:
     stay = np.repeat(np.arange(stays.height), size)
     part = np.arange(stay.size) + np.repeat(first - np.cumsum(size) + size, size)
     return stay, part
+
+
+def _before(waiting: Intervals, end: Ints, own: Ints) -> Ints:
+    """When there was so much own time left before each end: time without waiting."""
+    at = waiting.start - waiting.covered_before(waiting.start)  # own time at which each waiting begins
+    target = end - waiting.covered_before(end) - own
+    ahead = np.searchsorted(at, target, side="left")
+    length = np.append(0, np.cumsum(waiting.end - waiting.start))
+    before: Ints = target + length[ahead]
+    return before
 
 
 def _kept(stay: Ints, value: Ints) -> Ints:
