@@ -248,8 +248,8 @@ def test_the_pause_of_one_rank_is_its_lateness_and_counts_once() -> None:
     part = result["diagnosis_evidence"].filter(cause="straggler").row(0, named=True)
     assert (part["kind"], part["host_phase"]) == ("host_gap", "data")
     assert (
-        costs(result)["host_stall"] < 0.5
-    )  # what is left of the pause: half a millisecond, as on the other rank
+        costs(result)["host_stall"] < 0.7
+    )  # what is left of the pause: about half a millisecond, as on the other rank
 
 
 def test_a_barrier_between_steps_does_not_put_communication_on_the_compute_stream() -> None:

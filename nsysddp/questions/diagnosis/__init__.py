@@ -126,8 +126,8 @@ def diagnose(context: Context) -> Result:
     """
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
-    pieces = pieces_of(context, paths)
-    parts = given_to_causes(context, graph, facts, cut_at_causes(context, graph, pieces))
+    pieces = pieces_of(paths)
+    parts = given_to_causes(context, facts, cut_at_causes(context, graph, pieces))
     per_step = per_step_of(parts, paths)
     assert_bounds(per_step)
     evidence = evidence_of(parts)

@@ -8,8 +8,8 @@ from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.model.units import ms
 from nsysddp.questions.diagnosis.causes import Cause
-from nsysddp.questions.diagnosis.facts import Facts
-from nsysddp.questions.diagnosis.rules import HOST_KINDS, SLOW_LINK
+from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.diagnosis.rules import HOST_KINDS
 
 
 def confidence_of(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LARGE_BYTES = 8 * BYTES_PER_MIB
 """From this size on a collective should reach the bandwidth of its link."""
 
+SLOW_LINK = 0.5
+"""Below this share of the link's reference, busbw of large messages is called low; above it latency dominates."""
+
 _LINK_METRICS = r"(?i)pcie|nvlink|\bnic\b|infiniband"
 _INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
 

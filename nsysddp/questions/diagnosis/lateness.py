@@ -116,4 +116,5 @@ def _kept(stay: Ints, value: Ints) -> Ints:
     least = np.minimum.accumulate((total + lift)[::-1])[::-1] - lift
     least = np.maximum(least, 0)
     ahead = np.where(heads, 0, np.append(0, least[:-1]))
-    return np.maximum(least - ahead, 0)
+    kept: Ints = np.maximum(least - ahead, 0)
+    return kept

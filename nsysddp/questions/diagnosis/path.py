@@ -26,18 +26,17 @@ LONG_HOST_NS = NS_PER_MS
 """A single host piece longer than this is a cause of its own, whatever synchronisation preceded it (as in ``idle``)."""
 
 
-def pieces_of(context: Context, paths: Result) -> pl.DataFrame:
+def pieces_of(paths: Result) -> pl.DataFrame:
     """The pieces of the steady steps' paths in order.
 
-    With the number of their path (``path``), whether they are one long piece of host time (``is_long``), and in which
-    phase the host spent that (``host_phase``).
+    With the number of their path (``path``), and whether they are one long piece of host time (``is_long``).
     """
     key = ["step_index", "path_rank"]
     steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
     if steady.is_empty():
         steady = paths["critical_path_step"]
     numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
-    pieces = (
+    return (
         paths["critical_path"]
         .drop("step")
         .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
@@ -47,22 +46,30 @@ def pieces_of(context: Context, paths: Result) -> pl.DataFrame:
             & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
         )
     )
-    return pieces.with_columns(host_phase=_host_phases(context, pieces))
 
 
-def _host_phases(context: Context, pieces: pl.DataFrame) -> pl.Series:
-    """In which phase's range did the host spend most of each long piece?
+def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Series:
+    """In which phase's range was the host in the middle of each span? In none: between which two; null without ranges.
 
-    A piece carries the phase of what was launched next; what held the host up lies before that.
+    What the host did next belongs to the phase of what it launched then; what held it up lies before that.
     """
     phases = context.attribution.phases
-    found: list[str | None] = [None] * pieces.height
-    long = pieces.with_row_index("at").filter("is_long")
-    for at, rank, start, end in long.select("at", "rank", "start_ns", "end_ns").iter_rows():
-        mine = phases.filter(pl.col("process") == context.trace.process_of_rank[rank])
-        within = pl.min_horizontal("end_ns", pl.lit(end)) - pl.max_horizontal("start_ns", pl.lit(start))
-        spent = mine.select("phase", within=within).filter(pl.col("within") > (end - start) / 2)
-        found[at] = spent.sort("within", descending=True)["phase"].to_list()[0] if spent.height else None
+    middle = start + (end - start) // 2
+    found: list[str | None] = [None] * rank.size
+    for number in np.unique(rank[rank >= 0]):
+        mine = phases.filter(pl.col("process") == context.trace.process_of_rank[int(number)])
+        names, opened, closed = (
+            mine["phase"].to_list(),
+            mine["start_ns"].to_numpy(),
+            mine["end_ns"].to_numpy(),
+        )
+        rows = np.flatnonzero(rank == number)
+        latest = np.searchsorted(opened, middle[rows], side="right") - 1
+        for row, at in zip(rows.tolist(), latest.tolist(), strict=True):
+            if at >= 0 and closed[at] > middle[row]:
+                found[row] = names[at]
+            elif 0 <= at < len(names) - 1:
+                found[row] = f"between {names[at]} and {names[at + 1]}"
     return pl.Series("host_phase", found, dtype=pl.String)
 
 
@@ -100,6 +107,8 @@ def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.Da
         pieces[owner]
         .with_columns(start_ns=points - path[owner] * width + low, end_ns=tops - path[owner] * width + low)
         .with_columns(
+            piece_start_ns=pl.Series(start[owner]),
+            piece_end_ns=pl.Series(end[owner]),
             late=_covered_by_own(points, rank, *late),
             unlaunched=_covered(points, *unlaunched),
             is_first=np.append(True, owner[1:] != owner[:-1])[: owner.size],
