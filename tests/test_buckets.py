@@ -116,6 +116,92 @@ def test_an_annotated_backward(tmp_path: Path) -> None:
     assert overlap["tail_communication_ns"].to_list() == [30_000]
 
 
+def side_stream(process: Process, at: float, *, before: bool) -> None:
+    """What NCCL does around a launch: its side stream waits for the stream of the kernel, which waits for it."""
+    if before:
+        process.record(50, 17, at, thread=AUTOGRAD)
+        process.wait(50, 117, at + 0.01, thread=AUTOGRAD)
+    process.record(51, 117, at + 0.02, thread=AUTOGRAD)
+    process.wait(51, 17, at + 0.03, thread=AUTOGRAD)
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_the_collective_ahead_on_its_stream_queues_a_bucket_and_does_not_make_it_ready(
+    tmp_path: Path, around: bool
+) -> None:
+    """
+    autograd   g0 l1  b0 l3   g1 l4  b1 l6   g2 l7  b2 l9
+    s7         g0 2-9   g1 9-20   g2 20-25
+    s17        b0 10-50   b1 50-80   b2 80-95
+    """
+    export = Export(unit="us")
+    for pid in (100, 101):
+        process = export.process(pid=pid, device=pid - 100)
+        process.range("step 0", 0, 100)
+        process.range("backward", 0.5, 99)
+        for number, (work, sent) in enumerate(
+            [((2, 9), (10, 50)), ((9, 20), (50, 80)), ((20, 25), (80, 95))]
+        ):
+            begin = 1 + 3 * number
+            gradient(process, work, begin)
+            process.record(1, 7, begin + 1, thread=AUTOGRAD)
+            process.wait(1, 17, begin + 1.1, thread=AUTOGRAD)
+            side_stream(process, begin + 1.2, before=around)
+            process.nccl(at=sent, launched=(begin + 2, begin + 2.1), thread=AUTOGRAD, bytes=4 << 20)
+            if not around:  # the same through a record behind the kernel
+                process.record(52, 17, begin + 2.2, thread=AUTOGRAD)
+                process.wait(52, 117, begin + 2.3, thread=AUTOGRAD)
+    frame = answer(export.write(tmp_path / "a.sqlite"))["bucket"].filter(pl.col("rank") == 0)
+    assert frame["ready_ns"].to_list() == [9_000, 20_000, 25_000]
+    assert frame["queued_ns"].to_list() == [0, 30_000, 55_000]
+    assert frame["pending_ns"].to_list() == [1_000, 0, 0]
+    assert set(frame["producer"]) == {"grad"}
+    assert set(frame["ready_source"]) == {"event"}
+
+
+def test_a_collective_of_another_stream_makes_a_bucket_ready(tmp_path: Path) -> None:
+    """Hybrid sharding: the all-reduce over replicas waits for the reduce-scatter, not only for the gradients.
+
+    s7    g 2-9
+    s22   reduce-scatter 10-30
+    s23   all-reduce 31-40
+    """
+    export = Export(unit="us")
+    process = export.process(pid=100, device=0)
+    process.range("step 0", 0, 100)
+    process.range("backward", 0.5, 99)
+    gradient(process, (2, 9), 1)
+    process.record(1, 7, 2, thread=AUTOGRAD)
+    process.wait(1, 22, 2.1, thread=AUTOGRAD)
+    process.wait(1, 23, 2.2, thread=AUTOGRAD)
+    process.nccl("ReduceScatter", 22, (10, 30), launched=(3, 3.1), thread=AUTOGRAD, bytes=4096)
+    process.record(2, 22, 3.2, thread=AUTOGRAD)
+    process.wait(2, 23, 3.3, thread=AUTOGRAD)
+    process.nccl("AllReduce", 23, (31, 40), launched=(4, 4.1), thread=AUTOGRAD, bytes=4096)
+    frame = answer(export.write(tmp_path / "a.sqlite"))["bucket"].filter(pl.col("role") == "gradients")
+    assert frame["ready_ns"].to_list() == [30_000]
+    assert frame["queued_ns"].to_list() == [0]
+    assert "ReduceScatter" in frame["producer"][0]
+
+
+def test_buckets_on_the_compute_stream_are_ready_with_the_work_ahead(tmp_path: Path) -> None:
+    """
+    s7    g 2-9   b0 10-50   b1 50-80   g 80-90   b2 90-95
+    """
+    export = Export(unit="us")
+    process = export.process(pid=100, device=0)
+    process.range("step 0", 0, 100)
+    process.range("backward", 0.5, 99)
+    gradient(process, (2, 9), 1)
+    process.nccl("AllReduce", 7, (10, 50), launched=(3, 3.1), thread=AUTOGRAD, bytes=4096)
+    process.nccl("AllReduce", 7, (50, 80), launched=(4, 4.1), thread=AUTOGRAD, bytes=4096)
+    gradient(process, (80, 90), 5)
+    process.nccl("AllReduce", 7, (90, 95), launched=(6, 6.1), thread=AUTOGRAD, bytes=4096)
+    frame = answer(export.write(tmp_path / "a.sqlite"))["bucket"]
+    assert frame["ready_ns"].to_list() == [9_000, 9_000, 90_000]
+    assert frame["queued_ns"].to_list() == [0, 41_000, 0]
+
+
 def test_without_annotation_the_all_reduces_of_backward_are_inferred(tmp_path: Path) -> None:
     export = Export(unit="us")
     process = backward(export, 100, marked=False)

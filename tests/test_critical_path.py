@@ -401,9 +401,9 @@ def test_sync_that_did_not_wait_is_host_time() -> None:
     assert ("host", 0, "cudaStreamSynchronize", 5, 9) in path_of(scene.trace())
 
 
-@pytest.mark.parametrize(("early_us", "binds"), [(0, True), (0.9, True), (1.1, False)])
-def test_clock_jitter_does_not_hide_a_long_synchronisation(early_us: float, binds: bool) -> None:
-    """Real captures have calls that seem to return a few ns before what they waited for ended."""
+@pytest.mark.parametrize(("early_us", "binds"), [(0, True), (0.9, True), (5, True), (19, True), (21, False)])
+def test_clocks_some_us_apart_do_not_hide_a_long_synchronisation(early_us: float, binds: bool) -> None:
+    """GPU and host clocks differ: calls of a real report return 5 us before the end of what they waited for."""
     scene = Scene()
     scene.launch(0, 7, (1, 9), "a", ("main", 0, 1))
     scene.synchronise(0, (2, 9 - early_us / 1000), "cudaStreamSynchronize", stream=7)
@@ -412,6 +412,48 @@ def test_clock_jitter_does_not_hide_a_long_synchronisation(early_us: float, bind
     graph = build(trace)
     check(graph)
     assert (("compute", 0, "a", 1, 9 - early_us / 1000) in path_of(trace, graph)) == binds
+    assert graph.counts["early_returns"] == (binds and early_us > 0)
+
+
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaFree"])
+def test_a_call_that_returns_early_is_no_host_stall(name: str) -> None:
+    """
+    main      [a][-- synchronise 1-19.995 --) [b 20.1-20.2)
+    s7           a 0.1-20                       b 20.3-25
+    """
+    scene = Scene()
+    scene.launch(0, 7, (0.1, 20), "a", ("main", 0, 0.1))
+    scene.synchronise(0, (1, 19.995), name, stream=7 if "Stream" in name else None)
+    scene.launch(0, 7, (20.3, 25), "b", ("main", 20.1, 20.2))
+    trace = scene.trace()
+    kinds = critical_path(trace, "capture")["critical_path_kind"]
+    taken = {kind: duration / MS for kind, duration in kinds.select("kind", "duration_ns").iter_rows()}
+    assert taken["compute"] == pytest.approx(19.895 + 4.7)
+    assert taken.get("host", 0) + taken.get("sync", 0) + taken["host_gap"] < 0.3
+
+
+def test_an_event_that_starts_before_its_launch_call_still_hangs_on_it() -> None:
+    """
+    main   [a 0-0.1)                 [b 10.003-10.010)
+    s7       a 0.1-1                 b 10-12
+    """
+    scene = Scene()
+    scene.launch(0, 7, (0.1, 1), "a", ("main", 0, 0.1))
+    scene.launch(0, 7, (10, 12), "b", ("main", 10.003, 10.010))
+    trace = scene.trace()
+    graph = build(trace)
+    check(graph)
+    assert ("host_gap", 0, "cudaLaunchKernel", 0.1, 10) in path_of(trace, graph)
+    assert graph.counts["clamped_launches"] == 1
+    assert graph.counts["negative_launches"] == 0
+
+
+def test_an_asynchronous_copy_that_returned_before_its_end_did_not_block() -> None:
+    """Its call takes 5 us and returns 10 us before the copy ends: pinned memory, whatever the clocks."""
+    scene = Scene()
+    at, by = (1.002, 1.015), ("main", 1, 1.005)
+    scene.launch(0, 7, at, "[CUDA memcpy DtoH]", by, kind="memory", api="cudaMemcpyAsync")
+    assert build(scene.trace()).lines.awaited.tolist() == [-1]
 
 
 def test_what_ended_after_the_call_returned_did_not_hold_it() -> None:
@@ -871,8 +913,8 @@ def test_one_process_with_two_devices() -> None:
         ("cudaMemcpy", Blocking.COPY),
         ("cuMemcpyDtoH_v2", Blocking.COPY),
         ("cudaMemcpy2D_v3020", Blocking.COPY),
-        ("cudaMemcpyAsync", Blocking.COPY_TO_HOST),
-        ("cuMemcpyDtoHAsync_v2", Blocking.COPY_TO_HOST),
+        ("cudaMemcpyAsync", Blocking.COPY_PAGEABLE),
+        ("cuMemcpyDtoHAsync_v2", Blocking.COPY_PAGEABLE),
         ("cudaEventQuery", Blocking.NOTHING),
         ("cudaLaunchKernel", Blocking.NOTHING),
         ("cudaStreamWaitEvent", Blocking.NOTHING),

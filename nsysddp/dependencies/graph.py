@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.host import Blocking, Calls, HostLines, blocking_kind, host_lines
+from nsysddp.dependencies.host import CLOCK_NS, Blocking, Calls, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
@@ -74,7 +74,7 @@ _SYNC_RULES = {
     Blocking.STREAM: Rule.SYNC_STREAM,
     Blocking.EVENT: Rule.SYNC_EVENT,
     Blocking.COPY: Rule.SYNC_COPY,
-    Blocking.COPY_TO_HOST: Rule.SYNC_COPY,
+    Blocking.COPY_PAGEABLE: Rule.SYNC_COPY,
 }
 
 
@@ -161,6 +161,8 @@ EVIDENCE = {
     "events": "GPU events",
     "unlaunched_events": "events without a launch call",
     "early_events": "events that ran before their launch call returned",
+    "clamped_launches": "events that started up to 20 us before their launch call (clocks: the call is taken to begin "
+    "with them)",
     "negative_launches": "events that started before their launch call (edge left out)",
     "ambiguous_launches": "early events whose other predecessor ended inside the launch call",
     "unordered_graph_nodes": "nodes of CUDA graphs whose order inside the graph is unknown",
@@ -169,6 +171,8 @@ EVIDENCE = {
     "ended_before_arrival": "matched communication events that ended before the last arrival (no jump)",
     "blocking_calls": "synchronising calls",
     "unresolved_calls": "stream or event synchronisations of which nothing says what they waited for",
+    "early_returns": "synchronising calls that returned up to 20 us before the recorded end of what they waited for "
+    "(clocks: they waited for it all the same)",
 }
 
 
@@ -192,8 +196,8 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     )
     ready, last, matched, ended_early = _arrivals(trace, active)
     lines = _lines(trace, operations, queues, ready, active)
-    hosts, entry = _bind_calls(lines, end, active)
-    bound = _bind_events(trace, queues, lines, ready, entry, active)
+    hosts = _bind_calls(lines, start, end, active)
+    bound = _bind_events(trace, queues, lines, ready, hosts, active)
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
@@ -215,6 +219,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
             "events": count,
             "unlaunched_events": int((lines.launcher < 0).sum()),
             "early_events": bound.early,
+            "clamped_launches": bound.clamped,
             "negative_launches": bound.negative,
             "ambiguous_launches": int(bound.ambiguous.sum()),
             "unordered_graph_nodes": int(queues.inside_graph.sum()),
@@ -223,36 +228,63 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
             "ended_before_arrival": ended_early,
             "blocking_calls": lines.blocking_calls,
             "unresolved_calls": lines.unresolved_calls,
+            "early_returns": lines.early_returns,
         },
     )
 
 
 @dataclass(frozen=True)
 class _Hosts:
-    """The nodes of calls: every call, then the entries of those that waited for an event."""
+    """The nodes of calls: every call, then the entries of those that waited for an event.
+
+    Of each call also the node on which an event that it launched hangs (``entry``), and since when it ran for these
+    (``entered``): an event that started before its launch call did, by no more than the clocks can differ, pulls it
+    forward.
+    """
 
     begin: Ints
     end: Ints
     before: Ints
     edge: NDArray[np.uint8]
+    entry: Ints
+    entered: Ints
 
 
-def _bind_calls(lines: HostLines, end: Ints, active: frozenset[Rule]) -> tuple[_Hosts, Ints]:
-    """Binding predecessors of calls, and for each call the node on which an event that it launched hangs."""
+def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule]) -> _Hosts:
+    """Binding predecessors of calls."""
     events, calls = end.size, lines.start.size
     waiting = np.flatnonzero(lines.awaited >= 0)
     awaited = lines.awaited[waiting]
     order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int64)
+    begin = lines.start.copy()
+    begin[waiting] = np.minimum(end[awaited], lines.end[waiting])
+    # Never before the call ahead of it on the line begins.
+    floor = np.where(order >= 0, begin[order], NEVER) if calls else begin
+    entered = lines.start.copy()
+    launched = np.flatnonzero(lines.launcher >= 0)
+    by = lines.launcher[launched]
+    near = lines.start[by] - start[launched] <= CLOCK_NS
+    np.minimum.at(entered, by[near], start[launched[near]])
+    entered = np.minimum(np.maximum(entered, floor), lines.start)
+    plain = np.ones(calls, dtype=bool)
+    plain[waiting] = False
+    begin = np.where(plain, entered, begin)
+
     before = np.where(order >= 0, order + events, -1)
     before = np.concatenate([before, before[waiting]])
     edge = np.where(before >= 0, Edge.HOST, Edge.NONE).astype(np.uint8)
-    begin = np.concatenate([lines.start, lines.start[waiting]])
-    begin[waiting] = np.minimum(end[awaited], lines.end[waiting])
     before[waiting] = awaited
     edge[waiting] = Edge.SYNC
     entry = np.arange(events, events + calls)
     entry[waiting] = events + calls + np.arange(waiting.size)
-    return _Hosts(begin, np.concatenate([lines.end, lines.end[waiting]]), before, edge), entry
+    return _Hosts(
+        np.concatenate([begin, entered[waiting]]),
+        np.concatenate([lines.end, lines.end[waiting]]),
+        before,
+        edge,
+        entry,
+        entered,
+    )
 
 
 @dataclass(frozen=True)
@@ -263,16 +295,18 @@ class _Bound:
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
     early: int
+    clamped: int
     negative: int
     late_waits: int
 
 
 def _bind_events(
-    trace: Trace, queues: Queues, lines: HostLines, ready: Ints, entry: Ints, active: frozenset[Rule]
+    trace: Trace, queues: Queues, lines: HostLines, ready: Ints, hosts: _Hosts, active: frozenset[Rule]
 ) -> _Bound:
     """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last."""
+    entry, entered = hosts.entry, hosts.entered
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
-    ahead, signal = queues.before, queues.awaited
+    ahead, awaits = queues.before, queues.awaits
     by_queue, by_signal, by_launch = np.full((3, start.size), NEVER, dtype=np.int64)  # when each let it go
 
     if Rule.QUEUE in active:
@@ -283,15 +317,17 @@ def _bind_events(
         passed = (ahead < 0) | (~finished & (ready[ahead] > start))
         by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], let_go))
 
-    usable = (signal >= 0) & (end[signal] <= start)
+    waiting = awaits.owner
+    usable = end[awaits.event] <= start[waiting]
+    signal = awaits.latest(end, usable)
     if Rule.EVENT in active:
-        by_signal = np.where(usable, end[signal], NEVER)
+        by_signal = np.where(signal >= 0, end[signal], NEVER)
 
     launched = lines.launcher >= 0
     opened, closed = np.full((2, start.size), NEVER, dtype=np.int64)
-    opened[launched], closed[launched] = (
-        times[lines.launcher[launched]] for times in (lines.start, lines.end)
-    )
+    opened[launched], closed[launched] = (times[lines.launcher[launched]] for times in (entered, lines.end))
+    recorded = np.full(start.size, NEVER, dtype=np.int64)
+    recorded[launched] = lines.start[lines.launcher[launched]]
     early = launched & (closed > start) & (opened <= start)
     if Rule.LAUNCH in active:
         by_launch = np.where(closed <= start, closed, NEVER)
@@ -307,8 +343,9 @@ def _bind_events(
         edge=np.where(latest > NEVER, choice + 1, Edge.NONE).astype(np.uint8),
         ambiguous=early & (latest > opened),
         early=int(early.sum()),
+        clamped=int((launched & (recorded > start) & (opened <= start)).sum()),
         negative=int((launched & (opened > start)).sum()),
-        late_waits=int(((signal >= 0) & ~usable).sum()),
+        late_waits=int(np.unique(waiting[~usable]).size),
     )
 
 
@@ -382,9 +419,10 @@ def _lines(
     """The calls of the host with what they waited for."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
         return HostLines.empty(trace.events.height)
-    value = np.full(operations.height, -1, dtype=np.int64)
-    value[operations["operation"].is_not_null().to_numpy()] = queues.value
-    valued = operations.with_columns(value=value)
+    on_queue = operations["operation"].is_not_null().to_numpy()
+    valued = operations.with_columns(
+        value=np.where(on_queue, np.cumsum(on_queue) - 1, -1)  # number of the operation among those on queues
+    )
     blocking = valued.filter(pl.col("row").is_not_null(), pl.col("kind") > 0)
     recorded = valued.filter(pl.col("operation") == RECORD).select(
         "process", "event_id", "time_ns", recorded="value"
@@ -400,7 +438,7 @@ def _lines(
             check_sortedness=False,
         )
         .with_columns(
-            target=pl.when(pl.col("kind") == int(Blocking.EVENT))
+            source=pl.when(pl.col("kind") == int(Blocking.EVENT))
             .then(pl.col("recorded").fill_null(-1))
             .otherwise("value")
         )
@@ -409,7 +447,8 @@ def _lines(
     return host_lines(
         trace,
         Calls.of(trace.calls, fold=Rule.NESTED_CALLS in active),
-        blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "target"),
+        blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "source"),
+        queues.values,
         ready,
         all_threads=Rule.POLLING_THREADS not in active,
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.queues import running_latest
+from nsysddp.dependencies.queues import Sets, event_queues, running_latest
 from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+CLOCK_NS = 20 * NS_PER_US
+"""GPU and host clocks of one report agree to within this: a call can seem to return before what it waited for ended
+(by 5 us in a real report of two GPUs), and an event to start before the call that launched it."""
+
 JITTER_NS = NS_PER_US
-"""GPU and host clocks are matched to within this: a call can seem to return just before what it waited for ended."""
+"""An asynchronous copy whose short call returned by more than this before its end did not block."""
 
 
 class Blocking(IntEnum):
@@ -44,7 +48,7 @@ class Blocking(IntEnum):
     STREAM = 2
     EVENT = 3
     COPY = 4
-    COPY_TO_HOST = 5
+    COPY_PAGEABLE = 5
 
 
 _BLOCKING_APIS = (
@@ -53,8 +57,9 @@ _BLOCKING_APIS = (
     (Blocking.STREAM, r"(cuda|cu)StreamSynchronize"),
     (Blocking.EVENT, r"(cuda|cu)EventSynchronize"),
     (Blocking.COPY, r"(cuda|cu)Memcpy(?!.*Async).*"),
-    # An asynchronous copy to pageable memory blocks all the same (`.item()`); to pinned memory it returns at once.
-    (Blocking.COPY_TO_HOST, r"(cuda|cu)Memcpy.*Async.*"),
+    # An asynchronous copy from or to pageable memory blocks all the same (`.item()`); with pinned memory it returns
+    # at once.
+    (Blocking.COPY_PAGEABLE, r"(cuda|cu)Memcpy.*Async.*"),
 )
 _NAME_TAIL = r"(_v\d+|_pt[ds][sz])*"
 
@@ -141,10 +146,12 @@ class HostLines:
         end: end in ns.
         before: position of the predecessor in the line, -1 for the first.
         awaited: row of EVENTS whose end the call waited for, -1 if it did not wait for one.
+        holds: the events that each call had to wait for, whether or not one of them had it wait when it ran.
         leads_to: row of EVENTS that the call, or the next call of the line that launches, launched (-1: none does).
         launcher: for each event the position of the call that launched it, -1 if unknown; shape (events,).
         blocking_calls: synchronising calls in the lines.
         unresolved_calls: of those, the ones for which nothing says what they waited for.
+        early_returns: of those, the ones that returned before the recorded end of what they waited for.
     """
 
     rank: NDArray[np.int32]
@@ -154,23 +161,27 @@ class HostLines:
     end: Ints
     before: Ints
     awaited: Ints
+    holds: Sets
     leads_to: Ints
     launcher: Ints
     blocking_calls: int
     unresolved_calls: int
+    early_returns: int
 
     @classmethod
     def empty(cls, events: int) -> HostLines:
         """The lines of a trace without calls."""
         none = np.empty(0, dtype=np.int64)
         nobody = np.full(events, -1, dtype=np.int64)
-        return cls(none.astype(np.int32), none, none, none, none, none, none, none, nobody, 0, 0)
+        empty = Sets.of({}, 0)
+        return cls(none.astype(np.int32), none, none, none, none, none, none, empty, none, nobody, 0, 0, 0)
 
 
 def host_lines(
     trace: Trace,
     calls: Calls,
     blocking: pl.DataFrame,
+    values: Sets,
     ready: Ints,
     *,
     all_threads: bool = False,
@@ -180,8 +191,9 @@ def host_lines(
     Args:
         trace: events, launches and calls.
         calls: the folded calls of the trace.
-        blocking: the synchronising calls: ``row`` (of ``Trace.calls``), ``kind`` (Blocking) and ``target`` (row of
-            the event that a stream or event call waits for, -1 if it is not known).
+        blocking: the synchronising calls: ``row`` (of ``Trace.calls``), ``kind`` (Blocking) and ``source`` (the
+            operation on a queue that a stream or event call waits for, -1 if it is not known).
+        values: what each operation stands for.
         ready: time from which each event no longer waited for other ranks, shape (events,).
         all_threads: let threads that only poll take part.
     """
@@ -189,12 +201,14 @@ def host_lines(
     assert trace.launches is not None
     end_of_event = trace.events["end_ns"].to_numpy()
     thread_of_call = trace.calls["thread"].to_numpy()
-    is_copy_to_host = trace.names["text"].str.contains("DtoH").fill_null(False).to_numpy()
-    to_host = is_copy_to_host[trace.events["name"].to_numpy()]
+    crosses = trace.names["text"].str.contains("DtoH|HtoD").fill_null(False).to_numpy()
+    pageable = crosses[trace.events["name"].to_numpy()] & (trace.events["class"] == "memory").to_numpy()
+    queue = event_queues(trace)
     launcher = np.full(trace.events.height, -1, dtype=np.int64)
     position = np.full(calls.row.size, -1, dtype=np.int64)  # folded call -> place in the line at hand
-    lines: list[tuple[int, Ints, Ints, Ints, Ints]] = []
-    counted = unresolved = base = 0
+    lines: list[tuple[int, Ints, Ints, Ints]] = []
+    waited: list[tuple[Ints, Sets]] = []
+    counted = unresolved = early = base = 0
 
     for rank in trace.rank_numbers:
         process = trace.process_of_rank[rank]
@@ -225,22 +239,26 @@ def host_lines(
             called[mine[found >= 0]] = position[found[found >= 0]]
         launcher[first:last] = np.where(called >= 0, called + base, -1)
 
-        awaited, seen, unknown = _awaited(
-            calls,
-            blocking,
-            position,
-            line,
-            called,
-            first,
-            np.where(launched, time, np.iinfo(np.int64).max),
-            to_host[first:last],
-            ready,
-            end_of_event,
+        waits = _Waits(
+            begun=calls.start[line],
+            returned=calls.end[line],
+            first_event=first,
+            launch=np.where(launched, time, np.iinfo(np.int64).max),
+            queue=queue[first:last],
+            called=called,
+            pageable=pageable[first:last],
+            end=end_of_event,
+            ready=ready,
         )
-        counted += seen
-        unresolved += unknown
+        at = position[calls.outermost[blocking["row"].to_numpy()]]
+        ours = blocking.filter(pl.Series(at >= 0))
+        outcome = waits.of(at[at >= 0], ours["kind"].to_numpy(), ours["source"].to_numpy(), values)
+        waited.append((outcome.awaited, outcome.holds))
+        counted += ours.height
+        unresolved += outcome.unresolved
+        early += outcome.early
         before = np.where(before >= 0, before + base, -1)
-        lines.append((rank, line, before, awaited, _next_launched(called, line.size, first)))
+        lines.append((rank, line, before, _next_launched(called, line.size, first)))
         base += line.size
 
     def joined(parts: list[Ints]) -> Ints:
@@ -255,12 +273,17 @@ def host_lines(
         thread=thread_of_call[calls.row[line]],
         start=calls.start[line],
         end=calls.end[line],
-        before=joined([before for _, _, before, *_ in lines]),
-        awaited=joined([awaited for *_, awaited, _ in lines]),
+        before=joined([before for _, _, before, _ in lines]),
+        awaited=joined([awaited for awaited, _ in waited]),
+        holds=Sets(
+            np.append(0, np.cumsum(joined([np.diff(held.first) for _, held in waited]))),
+            joined([held.event for _, held in waited]),
+        ),
         leads_to=joined([leads_to for *_, leads_to in lines]),
         launcher=launcher,
         blocking_calls=counted,
         unresolved_calls=unresolved,
+        early_returns=early,
     )
 
 
@@ -274,55 +297,108 @@ def _next_launched(called: Ints, size: int, first_event: int) -> Ints:
     return np.append(launched, -1)[following]
 
 
-def _awaited(
-    calls: Calls,
-    blocking: pl.DataFrame,
-    position: Ints,
-    line: Ints,
-    called: Ints,
-    first_event: int,
-    launch: Ints,
-    to_host: NDArray[np.bool_],
-    ready: Ints,
-    end_of_event: Ints,
-) -> tuple[Ints, int, int]:
-    """For each call of one rank's line the event that it waited for, -1 if none.
+@dataclass(frozen=True)
+class _Waited:
+    """What the calls of one line waited for: ``awaited`` and ``holds`` of ``HostLines``, and counts."""
 
-    It waited only if that event ended while it ran: what had ended before costs nothing, and what ended after the
-    call returned cannot have held it.
+    awaited: Ints
+    holds: Sets
+    unresolved: int
+    early: int
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """The calls of one rank's line, and the events that they can have waited for.
+
+    Attributes:
+        begun, returned: start and end of each call, shape (calls,).
+        first_event: row of EVENTS of the rank's first event.
+        launch: start of each event's launch call, the far future without one; shape (events of the rank,).
+        queue: queue of each event.
+        called: position in the line of the call that launched each event, -1 if unknown.
+        pageable: an asynchronous copy that blocks if its memory is pageable.
+        end: end of every event of the trace.
+        ready: time from which each event of the trace no longer waited for other ranks.
     """
-    outer = calls.outermost[blocking["row"].to_numpy()]
-    place = position[outer]
-    here = place >= 0
-    place = place[here]
-    kind = blocking["kind"].to_numpy()[here]
-    target = blocking["target"].to_numpy()[here].copy()
-    ends = end_of_event[first_event : first_event + launch.size]
 
-    # Device: all work of the rank that was launched before it, so the latest end of that.
-    by_launch = np.argsort(launch, kind="stable")
-    latest = by_launch[running_latest(ends[by_launch])]
-    device = np.flatnonzero(kind == Blocking.DEVICE)
-    earlier = np.searchsorted(launch[by_launch], calls.start[line[place[device]]], side="left")
-    target[device] = np.where(earlier > 0, first_event + latest[earlier - 1], -1) if latest.size else -1
+    begun: Ints
+    returned: Ints
+    first_event: int
+    launch: Ints
+    queue: Ints
+    called: Ints
+    pageable: NDArray[np.bool_]
+    end: Ints
+    ready: Ints
 
-    # Copy: its own event.
-    for what, candidates in ((Blocking.COPY, called >= 0), (Blocking.COPY_TO_HOST, (called >= 0) & to_host)):
-        own = np.full(line.size, -1, dtype=np.int64)
+    def of(self, place: Ints, kind: Ints, source: Ints, values: Sets) -> _Waited:
+        """What each call waited for.
+
+        Of what it had to wait for, it waited for what ended last while it ran: what had ended before costs nothing.
+        What ended after it returned, by more than the clocks can differ, it cannot have waited for.
+
+        Args:
+            place: position of each synchronising call in the line.
+            kind: what it waits for (Blocking).
+            source: the operation that stands for it, -1 if unknown.
+            values: what operations stand for.
+        """
+        recorded = (kind == Blocking.STREAM) | (kind == Blocking.EVENT)
+        entry, events = values.entries(np.where(recorded, source, -1))
+        of_queue, behind = self._all_launched(place[kind == Blocking.DEVICE])
+        own_call, own_event = self._own_copies(place[kind == Blocking.COPY], self.called >= 0)
+        async_call, async_event = self._own_copies(
+            place[kind == Blocking.COPY_PAGEABLE], (self.called >= 0) & self.pageable
+        )
+        blocked = self._blocked(async_call, async_event)
+        call = np.concatenate([place[entry], of_queue, own_call, async_call[blocked]])
+        event = np.concatenate([events, behind, own_event, async_event[blocked]])
+
+        returned = self.returned[call] + CLOCK_NS
+        possible = (self.end[event] <= returned) & (self.ready[event] <= returned)
+        call, event = call[possible], event[possible]
+        order = np.lexsort((event, call))
+        call, event = call[order], event[order]
+        once = np.ones(call.size, dtype=bool)
+        once[1:] = (call[1:] != call[:-1]) | (event[1:] != event[:-1])
+        call, event = call[once], event[once]
+        first = np.searchsorted(call, np.arange(self.begun.size + 1))
+        holds = Sets(first.astype(np.int64), event)
+        awaited = holds.latest(self.end, self.end[event] > self.begun[call])
+        waiting = np.flatnonzero(awaited >= 0)
+        return _Waited(
+            awaited,
+            holds,
+            unresolved=int(recorded.sum()) - int(np.unique(entry).size),
+            early=int((self.end[awaited[waiting]] > self.returned[waiting]).sum()),
+        )
+
+    def _all_launched(self, place: Ints) -> tuple[Ints, Ints]:
+        """Calls, and the latest-ending event of each queue among those launched before them."""
+        calls, events = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        ends = self.end[self.first_event : self.first_event + self.launch.size]
+        for queue in np.unique(self.queue) if place.size else ():
+            mine = np.flatnonzero(self.queue == queue)
+            mine = mine[np.argsort(self.launch[mine], kind="stable")]
+            latest = mine[running_latest(ends[mine])]
+            earlier = np.searchsorted(self.launch[mine], self.begun[place], side="left")
+            calls.append(place[earlier > 0])
+            events.append(self.first_event + latest[earlier[earlier > 0] - 1])
+        return np.concatenate(calls), np.concatenate(events)
+
+    def _own_copies(self, place: Ints, candidates: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """Calls, and the event of each that it launched itself (of several the last to end)."""
+        ends = self.end[self.first_event : self.first_event + self.launch.size]
+        own = np.full(self.begun.size, -1, dtype=np.int64)
         events = np.flatnonzero(candidates)
         events = events[np.argsort(ends[events], kind="stable")]
-        own[called[events]] = first_event + events  # the last to end wins
-        copy = kind == what
-        target[copy] = own[place[copy]]
+        own[self.called[events]] = self.first_event + events
+        return place[own[place] >= 0], own[place][own[place] >= 0]
 
-    unknown = int(((target < 0) & ((kind == Blocking.STREAM) | (kind == Blocking.EVENT))).sum())
-    begun, returned = calls.start[line[place]], calls.end[line[place]]
-    held = (
-        (target >= 0)
-        & (end_of_event[target] > begun)
-        & (end_of_event[target] <= returned + JITTER_NS)
-        & (ready[target] <= returned)
-    )
-    awaited = np.full(line.size, -1, dtype=np.int64)
-    awaited[place[held]] = target[held]
-    return awaited, int(place.size), unknown
+    def _blocked(self, call: Ints, event: Ints) -> NDArray[np.bool_]:
+        """Did an asynchronous copy block? If it ended inside its call, up to the clocks if that was a long one."""
+        late = self.end[event] - self.returned[call]
+        long = self.returned[call] - self.begun[call] >= 2 * CLOCK_NS
+        blocked: NDArray[np.bool_] = late <= np.where(long, CLOCK_NS, JITTER_NS)
+        return blocked

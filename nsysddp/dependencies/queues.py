@@ -5,7 +5,8 @@ device 0 on every rank. A queue holds events, records and waits in the order in 
 events also ran in that order, so the order of their starts is the order of enqueueing.
 
 A *record* stands for the last event of its queue and, through every wait enqueued there since that event, for what
-those waits stand for. A queue that never holds an event (NCCL's side stream) thus passes on what it waited for.
+those waits stand for: a set of events, one a queue (of two events of one queue the later implies the earlier). A queue
+that never holds an event (NCCL's side stream) thus passes on what it waited for.
 
                  e1        r1                        r1 stands for e1
     stream 7   ──███████───◆─────────────────
@@ -13,6 +14,10 @@ those waits stand for. A queue that never holds an event (NCCL's side stream) th
     stream 14  ─────────────◇─────────◆──────
                                        ╲ w2   e2     e2 may start when e1 has ended
     stream 17  ────────────────────────◇──███
+
+What an event waits for in its *own* queue is left out of what it awaits: the order of the queue says it already. NCCL
+makes each of its kernels wait, through its side stream, for the one ahead on the same stream; that is queueing, and
+says nothing about when the data was ready.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
@@ -47,18 +54,68 @@ def running_latest(end: Ints) -> Ints:
 
 
 @dataclass(frozen=True)
+class Sets:
+    """A set of events for each of several things.
+
+    Attributes:
+        first: where the set of each thing begins in ``event``, and a last entry behind them all; shape (things + 1,).
+        event: rows of EVENTS, thing by thing.
+    """
+
+    first: Ints
+    event: Ints
+
+    @classmethod
+    def of(cls, found: Mapping[int, Sequence[int]], size: int) -> Sets:
+        """From the sets of those things that have one."""
+        lengths = np.zeros(size + 1, dtype=np.int64)
+        for thing, members in found.items():
+            lengths[thing + 1] = len(members)
+        rows = [row for thing in sorted(found) for row in found[thing]]
+        return cls(np.cumsum(lengths), np.asarray(rows, dtype=np.int64))
+
+    @property
+    def owner(self) -> Ints:
+        """The thing to which each entry of ``event`` belongs."""
+        return np.repeat(np.arange(self.first.size - 1), np.diff(self.first))
+
+    def entries(self, thing: Ints) -> tuple[Ints, Ints]:
+        """The events of some things: for each entry the position in ``thing``, and the event; of -1 none."""
+        known = np.flatnonzero(thing >= 0)
+        begin = self.first[thing[known]]
+        size = self.first[thing[known] + 1] - begin
+        at = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        return np.repeat(known, size), self.event[np.repeat(begin, size) + at]
+
+    def latest(self, end: Ints, kept: NDArray[np.bool_] | None = None) -> Ints:
+        """For each thing the event of its set that ended last (of equal ends the later row), -1 if it has none.
+
+        Args:
+            end: end of each event, shape (events,).
+            kept: which entries count; shape of ``event``.
+        """
+        owner, event = self.owner, self.event
+        if kept is not None:
+            owner, event = owner[kept], event[kept]
+        order = np.lexsort((event, end[event], owner))
+        latest = np.full(self.first.size - 1, -1, dtype=np.int64)
+        latest[owner[order]] = event[order]  # the last assignment wins
+        return latest
+
+
+@dataclass(frozen=True)
 class Queues:
     """The order of the events in every queue, and what the queue operations stand for.
 
     Attributes:
         before: for each event the event ahead of it in its queue that ended last, -1 if none; shape (events,).
-        awaited: for each event the latest-ending event that the waits enqueued directly ahead of it stand for,
-            -1 if none; shape (events,).
-        awaited_work: the same of events other than communication: NCCL makes each of its kernels wait for the one
-            before, which says nothing about when the data was ready; shape (events,).
+        awaits: for each event what the waits enqueued directly ahead of it stand for, but for events of its own queue.
+        awaited: of that the event that ended last: what produced the data of a collective; -1 if none, shape (events,).
+        worked: for each event the newest event ahead of it in its queue that is no communication, -1 if none;
+            shape (events,).
         behind_ns: end of the latest collective that the event, what is ahead of it in its queue or what these wait
             for had to wait for; NEVER if none; shape (events,).
-        value: for each operation the latest-ending event that it stands for, -1 if none; shape (operations,).
+        values: for each operation the events that it stands for.
         inside_graph: the event is a node of a CUDA graph and not the first of its launch to run: nothing is known
             about what it waited for inside the graph; shape (events,).
         waits: stream waits seen.
@@ -67,10 +124,11 @@ class Queues:
     """
 
     before: Ints
+    awaits: Sets
     awaited: Ints
-    awaited_work: Ints
+    worked: Ints
     behind_ns: Ints
-    value: Ints
+    values: Sets
     inside_graph: NDArray[np.bool_]
     waits: int
     unresolved_waits: int
@@ -129,37 +187,67 @@ def follow_queues(
     ahead = np.where(head > first_of_queue, latest[head - 1], -1) if count else latest
 
     communicates = (events["class"] == "communication").to_numpy()
-    value, held, counts = _resolve(
-        operations, keys, bounds, enqueued, latest, end, communicates, pass_through=pass_through
+    lane = np.empty(count, dtype=np.int64)
+    lane[order] = np.repeat(np.arange(keys.size), np.diff(bounds))
+    values, held, counts = _resolve(
+        operations, keys, bounds, enqueued, latest, lane, end, pass_through=pass_through
     )
     before = np.full(count, -1, dtype=np.int64)
     before[order] = ahead
-    awaited = np.full((2, count), -1, dtype=np.int64)
-    awaited[:, order] = held[:, head] if count else held
+    awaits = _awaits(held, order, head)
     inside = np.zeros(count, dtype=bool)
     inside[order] = head < np.arange(count)
-    behind = _collectives_behind(order, bounds, awaited[0], communicates, end)
-    return Queues(before, awaited[0], awaited[1], behind, value, inside, *counts)
+    return Queues(
+        before=before,
+        awaits=awaits,
+        awaited=awaits.latest(end),
+        worked=_newest_work(order, first_of_queue, head, ~communicates),
+        behind_ns=_collectives_behind(order, bounds, awaits, communicates, end),
+        values=values,
+        inside_graph=inside,
+        waits=counts[0],
+        unresolved_waits=counts[1],
+        empty_waits=counts[2],
+    )
+
+
+def _awaits(held: Mapping[int, Sequence[int]], order: Ints, head: Ints) -> Sets:
+    """What each event awaits, from the sets by position in queue order; nodes of a graph launch await what it does."""
+    by_position = Sets.of(held, order.size)
+    place = np.empty(order.size, dtype=np.int64)
+    place[order] = head
+    owner, event = by_position.entries(place)
+    return Sets(np.searchsorted(owner, np.arange(order.size + 1)), event)
+
+
+def _newest_work(order: Ints, first_of_queue: Ints, head: Ints, works: NDArray[np.bool_]) -> Ints:
+    """``Queues.worked``: the latest place before each that holds no communication, within its queue."""
+    place = np.arange(order.size)
+    newest = np.maximum.accumulate(np.where(works[order], place, -1)) if order.size else place
+    before = np.where(head > 0, newest[head - 1], -1)
+    worked = np.full(order.size, -1, dtype=np.int64)
+    worked[order] = np.where(before >= first_of_queue, order[before], -1)
+    return worked
 
 
 def _collectives_behind(
-    order: Ints, bounds: Ints, awaited: Ints, communicates: NDArray[np.bool_], end: Ints
+    order: Ints, bounds: Ints, awaits: Sets, communicates: NDArray[np.bool_], end: Ints
 ) -> Ints:
     """``Queues.behind_ns``: along the queues, then over the waits for other work, until nothing is added."""
     own = np.where(communicates, end, NEVER).astype(np.int64)
-    waiting = np.flatnonzero(awaited >= 0)
-    collective = waiting[communicates[awaited[waiting]]]
-    own[collective] = np.maximum(own[collective], end[awaited[collective]])
-    through = waiting[~communicates[awaited[waiting]]]
+    waiting, awaited = awaits.owner, awaits.event
+    collective = communicates[awaited]
+    np.maximum.at(own, waiting[collective], end[awaited[collective]])
+    through, source = waiting[~collective], awaited[~collective]
     while True:
         behind: Ints = own.copy()
         for first, last in pairwise(bounds.tolist()):
             rows = order[first:last]
             behind[rows] = np.maximum.accumulate(own[rows])
-        passed_on = np.maximum(own[through], behind[awaited[through]])
-        if (passed_on == own[through]).all():
+        passed_on = behind[source]
+        if (passed_on <= own[through]).all():
             return behind
-        own[through] = passed_on
+        np.maximum.at(own, through, passed_on)
 
 
 def _heads_of_graph_launches(
@@ -190,18 +278,16 @@ def _resolve(
     bounds: Ints,
     enqueued: Ints,
     latest: Ints,
+    lane_of_event: Ints,
     end: Ints,
-    communicates: NDArray[np.bool_],
     *,
     pass_through: bool,
-) -> tuple[Ints, Ints, tuple[int, int, int]]:
+) -> tuple[Sets, dict[int, Sequence[int]], tuple[int, int, int]]:
     """What every operation stands for, what each event's own waits stand for, and the counts of waits.
-
-    Of each event twice: of everything that it waits for, and of work other than communication; shape (2, events).
 
     An operation stands for two things: the queue's latest-ending event so far (a lookup), and what the waits since
     that queue's last event stand for (``pending``, carried along in host order, because it can hang on waits that
-    hang on records that hang on waits ...).
+    hang on records that hang on waits ...). What an event's waits stand for is by its position in queue order.
     """
     process = operations["process"].cast(pl.Int64).to_numpy()
     key = queue_keys(process, operations["context"].to_numpy(), operations["stream"].to_numpy())
@@ -229,14 +315,26 @@ def _resolve(
 
     follows = known & (place < bounds[1:][code]) if keys.size else known  # is there an event behind it?
 
-    value = [-1] * size
-    held = np.full((2, end.size), -1, dtype=np.int64)
-    held_any, held_work = memoryview(held[0].data), memoryview(held[1].data)
-    ends = memoryview(np.ascontiguousarray(end).data)
-    is_work = (~communicates).tolist()
+    lane_of, ends = memoryview(lane_of_event.data), memoryview(np.ascontiguousarray(end).data)
+    nothing: tuple[int, ...] = ()
+
+    def merged(these: tuple[int, ...], those: tuple[int, ...]) -> tuple[int, ...]:
+        """Both sets; of two events of one queue the one that ended later."""
+        if not these or these == those:
+            return those
+        if not those:
+            return these
+        best = {lane_of[row]: row for row in these}
+        for row in those:
+            other = best.get(lane_of[row])
+            if other is None or ends[row] >= ends[other]:
+                best[lane_of[row]] = row
+        return tuple(best.values())
+
+    value = [nothing] * size
+    held: dict[int, Sequence[int]] = {}
     seen = [-1] * (keys.size + strangers.size)
-    pending = [-1] * (keys.size + strangers.size)
-    work = [-1] * (keys.size + strangers.size)
+    pending = [nothing] * (keys.size + strangers.size)
     waits = unresolved = empty = 0
     rows = zip(
         operations["operation"].to_list(),
@@ -250,28 +348,22 @@ def _resolve(
     for index, (what, at, position, has_follower, own, source) in enumerate(rows):
         if seen[at] != position:
             seen[at] = position
-            pending[at] = work[at] = -1
-        through = pending[at]
+            pending[at] = nothing
         if what != WAIT:
-            later = pass_through and through >= 0 and (own < 0 or ends[through] > ends[own])
-            value[index] = through if later else own
+            behind = nothing if own < 0 else (own,)
+            value[index] = merged(behind, pending[at]) if pass_through else behind
             continue
         waits += 1
-        target = value[source] if source >= 0 else -1
+        target = value[source] if source >= 0 else nothing
         unresolved += source < 0
-        empty += source >= 0 and target < 0
+        empty += source >= 0 and not target
         value[index] = target
-        if target < 0:
+        if not target:
             continue
-        if through < 0 or ends[target] >= ends[through]:
-            pending[at] = target
-            if has_follower:
-                held_any[position] = target
-        if is_work[target] and (work[at] < 0 or ends[target] >= ends[work[at]]):
-            work[at] = target
-            if has_follower:
-                held_work[position] = target
-    return np.asarray(value, dtype=np.int64), held, (waits, unresolved, empty)
+        pending[at] = merged(pending[at], target)
+        if has_follower:
+            held[position] = [row for row in pending[at] if lane_of[row] != at]
+    return Sets.of(dict(enumerate(value)), size), held, (waits, unresolved, empty)
 
 
 def _record_of(operations: pl.DataFrame) -> Ints:

@@ -3,27 +3,32 @@
 Every event and host call starts when all that it waited for is done, plus a start-up time; collectives transfer when
 the last rank has arrived::
 
-    start(event) = max(end(ahead in its queue), end(what its stream waits for), end(its launch call)) + latency
-    end(event)   = start + duration            of a matched collective: max over ranks of start + transfer
+    start(event) = max(end(ahead in its queue), end(all that its stream waits for), end(its launch call)) + latency
+    end(event)   = start + duration         of a matched collective: max(start of all whom it waits for) + transfer
     start(call)  = end(call before it on the rank's line) + the host's own time between the two
-    end(call)    = start + duration            of one that waits: max(start + own part, end(awaited) + return time)
+    end(call)    = start + duration         of one that waits: max(start + own part, end(all that it awaits) + return)
 
-Unlike the critical path, which keeps only the binding edge of each node, all recorded edges take part here, because a
-change can make another one bind. Latencies are not replayed one by one but as the mean of their kind, so that a replay
-with nothing changed is a test of the model and not a copy: its error against the recorded steps is the *self-replay
-error*. Single latencies beyond ``ODD_NS`` are unexplained and are kept with their event.
+Unlike the critical path, which keeps only the binding edge of each node, *all* recorded edges take part here, because a
+change can make another one bind: a collective keeps what is ahead on its stream and all that produced its data, and a
+synchronising call keeps what it had to wait for even where that had ended before. Latencies are not replayed one by
+one but as the mean of their kind, so that a replay with nothing changed is a test of the model and not a copy: its
+error against the recorded steps is the *self-replay error*. Single latencies beyond ``ODD_NS`` are unexplained and are
+kept with their event.
+
+How it is solved is said in ``condensed``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
+from nsysddp.dependencies.condensed import Structure, Weights, solve
 from nsysddp.dependencies.graph import Graph
-from nsysddp.dependencies.queues import NEVER
+from nsysddp.dependencies.queues import event_queues
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.units import NS_PER_US
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
 
 ODD_NS = 20 * NS_PER_US
 """A latency above this is not explained by the edges that were recorded, and stays with its event."""
@@ -43,62 +49,49 @@ ODD_NS = 20 * NS_PER_US
 RETURN_NS = 5 * NS_PER_US
 """Of a call that waited for the GPU, at most this is the host's own time before the wait."""
 
-_UNKNOWN = -(1 << 62)
+AHEAD, WAIT, LAUNCH, EARLY = range(4)
+"""What an event waits for: the one ahead, one of another queue, the end of its launch call, or that call's start."""
 
 
 @dataclass(frozen=True)
 class Program:
     """All nodes of a replay: the events, the calls of the host lines, then what a scenario adds.
 
-    Every array has the shape (nodes,). A dependency of -1 is none.
-
     Attributes:
-        duration: of an event, the transfer of a matched collective, or of a call its own time, in ns.
-        ahead, awaited, launcher: what it waits for; of a call ``ahead`` is the call before it on its line.
-        ahead_lag, awaited_lag, launch_lag: time between the end of that and the start, in ns.
-        from_start: the launcher counts from its start: the event ran before the call returned.
-        excess: unexplained latency, added to the start.
-        held: event for whose end a call waits; -1 if it does not.
-        held_lag: time from that end to the call's return.
-        group: number of the collective over ranks, -1 if none.
-        origin: start of a node that waits for nothing.
-        order: nodes in the order in which they started when recorded.
+        structure: who waits for whom.
+        weights: how long everything takes.
+        latency: mean time from what an event waits for (``AHEAD`` ...) to its start, for work and for communication;
+            shape (4, 2).
         events: number of events of the trace, which come first.
-        is_call: calls of the host.
+        is_call: calls of the host; shape (nodes,).
     """
 
-    duration: Floats
-    ahead: Ints
-    awaited: Ints
-    launcher: Ints
-    ahead_lag: Floats
-    awaited_lag: Floats
-    launch_lag: Floats
-    from_start: NDArray[np.bool_]
-    excess: Floats
-    held: Ints
-    held_lag: Floats
-    group: Ints
-    origin: Floats
-    order: Ints
+    structure: Structure
+    weights: Weights
+    latency: Floats
     events: int
-    is_call: NDArray[np.bool_]
+    is_call: Flags
 
-    @cached_property
-    def members(self) -> dict[int, list[int]]:
-        """The events of each group."""
-        found: dict[int, list[int]] = {}
-        for node in np.flatnonzero(self.group >= 0).tolist():
-            found.setdefault(int(self.group[node]), []).append(node)
-        return found
+    @property
+    def duration(self) -> Floats:
+        """Of each node, in ns; of a matched collective its transfer, of a call its own time."""
+        return self.weights.duration
+
+    def having(self, **weights: Floats) -> Program:
+        """The same with other weights, by their names in ``Weights``."""
+        return replace(self, weights=replace(self.weights, **weights))
+
+    def apart(self, nodes: Flags) -> Program:
+        """The same where these nodes wait for no other rank."""
+        alone = np.where(nodes, -1, self.structure.arrival)
+        return replace(self, structure=replace(self.structure, arrival=alone))
 
     def with_host(self, scale: float) -> Program:
         """The same with all of the host's own time scaled."""
-        host = self.is_call
-        return replace(
-            self,
-            duration=np.where(host, self.duration * scale, self.duration),
-            ahead_lag=np.where(host, self.ahead_lag * scale, self.ahead_lag),
+        host, of = self.is_call, self.weights
+        return self.having(
+            duration=np.where(host, of.duration * scale, of.duration),
+            ahead_lag=np.where(host, of.ahead_lag * scale, of.ahead_lag),
         )
 
 
@@ -114,93 +107,13 @@ def run(program: Program) -> Schedule:
     """Start and end of every node, each as soon as all that it waits for allows.
 
     Raises:
-        AnalysisError: nodes wait for each other in a circle.
+        AnalysisError: nodes wait for each other in a circle, or one starts before what produced its data has ended.
     """
-    size = program.duration.size
-    start: list[float] = [_UNKNOWN] * size
-    end: list[float] = [_UNKNOWN] * size
-    duration, excess, origin = program.duration.tolist(), program.excess.tolist(), program.origin.tolist()
-    edges = (
-        (program.ahead.tolist(), program.ahead_lag.tolist()),
-        (program.awaited.tolist(), program.awaited_lag.tolist()),
-    )
-    (ahead, ahead_lag), (awaited, awaited_lag) = edges
-    launcher, launch_lag = program.launcher.tolist(), program.launch_lag.tolist()
-    from_start = program.from_start.tolist()
-    held, held_lag = program.held.tolist(), program.held_lag.tolist()
-    group, members = program.group.tolist(), program.members
-    limit = 20 * size + 1000
-
-    def needs_to_start(node: int) -> list[tuple[int, bool]]:
-        """Unknown times among what the start of the node hangs on, as (node, whether its end)."""
-        missing = []
-        for other in (ahead[node], awaited[node]):
-            if other >= 0 and end[other] == _UNKNOWN:
-                missing.append((other, True))
-        call = launcher[node]
-        if call >= 0 and (start[call] if from_start[node] else end[call]) == _UNKNOWN:
-            missing.append((call, not from_start[node]))
-        return missing
-
-    def begin(node: int) -> None:
-        latest = _UNKNOWN
-        other = ahead[node]
-        if other >= 0:
-            latest = end[other] + ahead_lag[node]
-        other = awaited[node]
-        if other >= 0:
-            latest = max(latest, end[other] + awaited_lag[node])
-        other = launcher[node]
-        if other >= 0:
-            latest = max(latest, (start[other] if from_start[node] else end[other]) + launch_lag[node])
-        start[node] = origin[node] if latest == _UNKNOWN else latest + excess[node]
-
-    def needs_to_end(node: int) -> list[tuple[int, bool]]:
-        if start[node] == _UNKNOWN:
-            return [(node, False)]
-        if group[node] >= 0:
-            return [(other, False) for other in members[group[node]] if start[other] == _UNKNOWN]
-        if held[node] >= 0 and end[held[node]] == _UNKNOWN:
-            return [(held[node], True)]
-        return []
-
-    def finish(node: int) -> None:
-        if group[node] >= 0:
-            arrival = max(start[other] for other in members[group[node]])
-            for other in members[group[node]]:
-                end[other] = arrival + duration[other]
-        elif held[node] >= 0:
-            end[node] = max(start[node] + duration[node], end[held[node]] + held_lag[node])
-        else:
-            end[node] = start[node] + duration[node]
-
-    visits = 0
-    for first in program.order.tolist():
-        if start[first] == _UNKNOWN and not needs_to_start(first):
-            begin(first)
-        # Most nodes are ready in recorded order; what is not is looked for along its dependencies.
-        if end[first] == _UNKNOWN and start[first] != _UNKNOWN and (group[first] >= 0 or held[first] >= 0):
-            continue  # asked for by whoever needs it
-        stack = [(first, True)] if end[first] == _UNKNOWN else []
-        while stack:
-            visits += 1
-            if visits > limit:
-                raise AnalysisError("the replayed dependencies go in a circle")
-            node, wants_end = stack[-1]
-            if (end[node] if wants_end else start[node]) != _UNKNOWN:
-                stack.pop()
-                continue
-            missing = needs_to_end(node) if wants_end else needs_to_start(node)
-            if missing:
-                stack.extend(missing)
-            elif wants_end:
-                finish(node)
-            else:
-                begin(node)
-    for node in range(size):  # collectives and waiting calls that nobody asked for
-        if start[node] != _UNKNOWN and end[node] == _UNKNOWN:
-            finish(node)
-    return Schedule(np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64))
+    schedule = Schedule(*solve(program.structure, program.weights))
+    these, lag = program.structure, program.weights.wait_lag
+    if np.any(schedule.start[these.waiting] < schedule.end[these.awaited] + lag - 1):
+        raise AnalysisError("in the replay an event starts before what it waits for has ended")
+    return schedule
 
 
 # --- the program that was recorded -----------------------------------------------------------------------------------
@@ -214,81 +127,159 @@ def recorded(graph: Graph) -> Program:
     """
     trace, lines = graph.trace, graph.lines
     events, calls = trace.events.height, lines.start.size
-    start = trace.events["start_ns"].to_numpy()
-    end = trace.events["end_ns"].to_numpy()
-    communication = (trace.events["class"] == "communication").to_numpy()
-    call_start, call_end = lines.start, lines.end
+    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
+    waits = graph.queues.awaits
+    lags = _latencies(graph, start, end)
+    arrival, meeting, member = _arrivals(graph)
+    transfer = np.where(arrival >= 0, end - np.maximum(graph.ready, start), end - start)
+    own, hold_lag = _returns(graph, end)
 
-    queue_ahead, awaited, launcher = graph.queues.before, graph.queues.awaited, lines.launcher
-    ready = np.full((3, events), NEVER, dtype=np.int64)
-    has_ahead, has_wait, has_call = queue_ahead >= 0, awaited >= 0, launcher >= 0
-    ready[0, has_ahead] = end[queue_ahead[has_ahead]]
-    ready[1, has_wait] = end[awaited[has_wait]]
-    from_start = np.zeros(events, dtype=bool)
-    if calls:
-        ends = call_end[launcher[has_call]]
-        from_start[has_call] = ends > start[has_call]
-        ready[2, has_call] = np.where(from_start[has_call], call_start[launcher[has_call]], ends)
-    kept = np.where(ready <= start, ready, NEVER)
-    binding, latest = kept.argmax(axis=0), kept.max(axis=0)
-    hangs = latest > NEVER
-    latency = np.where(hangs, start - latest, 0)
-    mean = np.zeros((3, 2))
-    for kind in range(3):
-        for side in (0, 1):
-            chosen = hangs & (binding == kind) & (communication == bool(side)) & (latency <= ODD_NS)
-            mean[kind, side] = latency[chosen].mean() if chosen.any() else 0.0
-    lag = mean[:, communication.astype(int)]
-    # A violated edge keeps the lag that it had: programmatic dependent launch, or two clocks.
-    violated = (ready > start) & (ready > NEVER)
-    lag = np.where(violated, (start - ready).astype(np.float64), lag)
-    typical = np.take_along_axis(lag, binding[None, :], axis=0)[0]
-    excess = np.where(hangs & (latency > ODD_NS), latency - typical, 0.0)
+    def joined(of_events: Ints | Floats | float, of_calls: Ints | Floats | float) -> Floats:
+        return np.concatenate(
+            [np.broadcast_to(of_events, events), np.broadcast_to(of_calls, calls)], dtype=np.float64
+        )
 
-    matched = graph.matched
-    transfer = np.where(matched, end - np.maximum(graph.ready, start), end - start)
-    group = np.full(events, -1, dtype=np.int64)
-    group[matched] = graph.last[matched]
-    lonely = np.bincount(group[matched], minlength=events + 1)[np.maximum(group, 0)] < 2
-    group[lonely] = -1
+    def numbered(of_events: Ints, of_calls: Ints) -> Ints:
+        return np.concatenate([of_events, of_calls])
 
-    line_before = lines.before
-    gap = (
-        np.where(line_before >= 0, call_start - call_end[np.maximum(line_before, 0)], 0)
-        if calls
-        else line_before
-    )
-    held = lines.awaited
-    waits = held >= 0
-    own = np.where(waits, np.minimum(call_end - call_start, RETURN_NS), call_end - call_start)
-    held_lag = np.zeros(calls)
-    held_lag[waits] = (call_end[waits] - end[held[waits]]).clip(min=0)
-
-    def joined(of_events: Ints | Floats, of_calls: Ints | Floats) -> Floats:
-        return np.concatenate([np.asarray(of_events, np.float64), np.asarray(of_calls, np.float64)])
-
-    none = np.full(calls, -1, dtype=np.int64)
-    zeros = np.zeros(calls)
-    begun = np.concatenate([start, call_start])
-    is_event = np.concatenate([np.ones(events, dtype=bool), np.zeros(calls, dtype=bool)])
+    nobody = np.full(calls, -1, dtype=np.int64)
+    before = lines.before
+    gap = np.where(before >= 0, lines.start - lines.end[before], 0) if calls else before
+    begun = joined(start, lines.start)
+    launcher = np.where(lines.launcher >= 0, lines.launcher + events, -1)
     return Program(
-        duration=joined(transfer, own),
-        ahead=np.concatenate([queue_ahead, np.where(line_before >= 0, line_before + events, -1)]),
-        awaited=np.concatenate([awaited, none]),
-        launcher=np.concatenate([np.where(has_call, launcher + events, -1), none]),
-        ahead_lag=joined(lag[0], gap),
-        awaited_lag=joined(lag[1], zeros),
-        launch_lag=joined(lag[2], zeros),
-        from_start=np.concatenate([from_start, zeros.astype(bool)]),
-        excess=joined(excess, zeros),
-        held=np.concatenate([np.full(events, -1, dtype=np.int64), held]),
-        held_lag=joined(np.zeros(events), held_lag),
-        group=np.concatenate([group, none]),
-        origin=begun.astype(np.float64),
-        order=np.lexsort((is_event, begun)),
+        structure=Structure(
+            lane=numbered(
+                np.unique(event_queues(trace), return_inverse=True)[1].ravel(),
+                events + lines.rank.astype(np.int64),
+            ),
+            place=joined(start, np.arange(calls)),
+            ahead=numbered(graph.queues.before, np.where(before >= 0, before + events, -1)),
+            launcher=numbered(launcher, nobody),
+            from_start=np.concatenate([lags.from_start, np.zeros(calls, dtype=bool)]),
+            waiting=waits.owner,
+            awaited=waits.event,
+            holding=events + lines.holds.owner,
+            held_by=lines.holds.event,
+            arrival=numbered(arrival, nobody),
+            meeting=meeting,
+            member=member,
+        ),
+        weights=Weights(
+            duration=joined(transfer, own),
+            ahead_lag=joined(lags.ahead, gap),
+            launch_lag=joined(lags.launch, 0),
+            excess=joined(lags.excess, 0),
+            origin=begun,
+            wait_lag=lags.wait,
+            hold_lag=hold_lag,
+        ),
+        latency=lags.mean,
         events=events,
-        is_call=~is_event,
+        is_call=np.concatenate([np.zeros(events, dtype=bool), np.ones(calls, dtype=bool)]),
     )
+
+
+@dataclass(frozen=True)
+class _Lags:
+    """From what an event waits for to its start: of each event, of each wait, and the means that they come from."""
+
+    ahead: Floats
+    launch: Floats
+    wait: Floats
+    excess: Floats
+    from_start: Flags
+    mean: Floats
+
+
+def _latencies(graph: Graph, start: Ints, end: Ints) -> _Lags:
+    """The lag of every edge: the mean of its kind, at most what was recorded where another edge bound the event."""
+    lines, waits = graph.lines, graph.queues.awaits
+    count = start.size
+    side = (graph.trace.events["class"] == "communication").to_numpy().astype(np.int64)
+    ahead, call = graph.queues.before, lines.launcher
+    slack = np.full((4, count), np.inf)  # between what the event waited for and its start; infinite without
+    known = ahead >= 0
+    slack[AHEAD, known] = (start - end[ahead])[known]
+    wait_slack = (start[waits.owner] - end[waits.event]).astype(np.float64)
+    np.minimum.at(slack[WAIT], waits.owner, np.where(wait_slack >= 0, wait_slack, np.inf))
+    from_start = np.zeros(count, dtype=bool)
+    known = call >= 0
+    if known.any():
+        # The copy that held its own call was launched at its start, whatever the clocks say of its end.
+        own = np.zeros(count, dtype=bool)
+        own[lines.holds.event[lines.launcher[lines.holds.event] == lines.holds.owner]] = True
+        from_start[known] = (lines.end[call] > start)[known] | own[known]
+        slack[LAUNCH, known & ~from_start] = (start - lines.end[call])[known & ~from_start]
+        slack[EARLY, from_start] = (start - lines.start[call])[from_start]
+    kept = np.where(slack >= 0, slack, np.inf)
+    binding, latency = kept.argmin(axis=0), kept.min(axis=0)
+    hangs = np.isfinite(latency)
+    mean = np.zeros((4, 2))
+    for kind in range(4):
+        for communicates in (0, 1):
+            chosen = hangs & (binding == kind) & (side == communicates) & (latency <= ODD_NS)
+            mean[kind, communicates] = latency[chosen].mean() if chosen.any() else 0.0
+    typical = mean[:, side]
+    binds = (np.arange(4)[:, None] == binding) & hangs
+    # What did not bind held nothing back then, and a violated edge keeps the lag that it had: two clocks, or
+    # programmatic dependent launch.
+    lag = np.where(binds & (slack >= 0), typical, np.minimum(typical, slack))
+    of_waits = typical[WAIT, waits.owner]
+    bound = binds[WAIT, waits.owner] & (wait_slack == latency[waits.owner])
+    excess = np.where(hangs & (latency > ODD_NS), latency - typical[binding, np.arange(count)], 0.0)
+    return _Lags(
+        ahead=np.where(np.isfinite(lag[AHEAD]), lag[AHEAD], 0.0),
+        launch=np.where(from_start, lag[EARLY], lag[LAUNCH]),
+        wait=np.where(bound, of_waits, np.minimum(of_waits, wait_slack)),
+        excess=excess,
+        from_start=from_start,
+        mean=mean,
+    )
+
+
+def _arrivals(graph: Graph) -> tuple[Ints, Ints, Ints]:
+    """The arrival of each event (-1 if none), and whose starts every arrival has to wait for.
+
+    A collective of all has one arrival; of a send, a receive or a rooted collective each rank has its own.
+    """
+    table = graph.trace.collectives.filter(
+        pl.Series(graph.matched[graph.trace.collectives["event"].to_numpy()])
+    )
+    arrival = np.full(graph.events, -1, dtype=np.int64)
+    together = table.filter(pl.col("ready_peers").is_null())
+    event = together["event"].to_numpy()
+    number = np.unique(together["collective_id"].to_numpy(), return_inverse=True)[1].ravel().astype(np.int64)
+    several = np.bincount(number, minlength=1)[number] > 1 if number.size else np.empty(0, dtype=bool)
+    arrival[event[several]] = number[several]
+    first = int(number.max(initial=-1)) + 1
+    pairs = table.filter(pl.col("ready_peers").is_not_null())
+    own = pairs["event"].to_numpy()
+    arrival[own] = first + np.arange(own.size)
+    peers = (
+        pairs.select("event", peer="ready_peers")
+        .explode("peer")
+        .drop_nulls("peer")
+        .filter(pl.col("peer") != pl.col("event"))
+    )
+    meeting = np.concatenate([number[several], arrival[own], arrival[peers["event"].to_numpy()]])
+    member = np.concatenate([event[several], own, peers["peer"].to_numpy()])
+    return arrival, meeting.astype(np.int64), member.astype(np.int64)
+
+
+def _returns(graph: Graph, end: Ints) -> tuple[Floats, Floats]:
+    """Own time of each call, and for each that waits the time from the end of what it waits for to its return.
+
+    What had ended before the call began keeps the usual time, at most what was recorded.
+    """
+    lines = graph.lines
+    holds = lines.holds
+    length = (lines.end - lines.start).astype(np.float64)
+    own = np.where(lines.awaited >= 0, np.minimum(length, RETURN_NS), length)
+    after = (lines.end[holds.owner] - end[holds.event]).astype(np.float64)
+    binds = lines.awaited[holds.owner] == holds.event
+    usual = float(np.median(after[binds])) if binds.any() else 0.0
+    return own, np.where(binds, after, np.minimum(max(usual, 0.0), after))
 
 
 @dataclass(frozen=True)
@@ -350,36 +341,99 @@ def steps_of(graph: Graph, launched: Attribution, warm: Sequence[int]) -> Steps:
 
 
 class Draft:
-    """A program under change: its dependencies can be set, nodes be added; ``program`` closes it."""
+    """A program under change: its dependencies can be set, nodes be added; ``program`` closes it.
+
+    Node arrays can be written to; nodes that are added get what ``add`` says.
+    """
 
     def __init__(self, base: Program) -> None:
         self.base = base
-        self.duration, self.ahead_lag = base.duration.copy(), base.ahead_lag.copy()
-        self.ahead, self.awaited = base.ahead.copy(), base.awaited.copy()
-        self.held, self.group = base.held.copy(), base.group.copy()
+        these, of = base.structure, base.weights
+        self.duration, self.ahead_lag, self.excess = of.duration.copy(), of.ahead_lag.copy(), of.excess.copy()
+        self.ahead, self.arrival = these.ahead.copy(), these.arrival.copy()
+        self.waiting, self.awaited, self.wait_lag = these.waiting.copy(), these.awaited.copy(), of.wait_lag
+        self.holding, self.held_by, self.hold_lag = these.holding.copy(), these.held_by.copy(), of.hold_lag
+        self.arrivals = int(max(these.arrival.max(initial=-1), these.meeting.max(initial=-1))) + 1
         self.added: list[dict[str, float]] = []
+        self._waits: list[tuple[int, int, float]] = []
+        self._members: list[tuple[int, int]] = []
 
     def add(self, **facts: float) -> int:
-        """A node by its fields (those of ``Program``; ``origin`` is about when it runs); returns its number."""
+        """A node by its fields (those of ``Structure`` and ``Weights``; ``origin`` is about when it runs)."""
         self.added.append(facts)
-        return self.base.duration.size + len(self.added) - 1
+        return self.base.is_call.size + len(self.added) - 1
+
+    def wait(self, node: int, other: int, lag: float) -> None:
+        """The start of a node waits for the end of another."""
+        self._waits.append((node, other, lag))
+
+    def meet(self, arrival: int, node: int) -> None:
+        """An arrival waits for the start of a node."""
+        self._members.append((arrival, node))
+
+    def new_arrival(self) -> int:
+        """A number for an arrival."""
+        self.arrivals += 1
+        return self.arrivals - 1
+
+    def forget_waits(self, dropped: Flags) -> None:
+        """Leave out waits; shape (waits,)."""
+        kept = ~dropped
+        self.waiting, self.awaited = self.waiting[kept], self.awaited[kept]
+        self.wait_lag = self.wait_lag[kept]
+
+    def take_out(self, nodes: Ints) -> None:
+        """These nodes take no time and wait for nothing but the calls ahead of them."""
+        self.duration[nodes] = self.excess[nodes] = 0
+        self.arrival[nodes] = -1
+        self.forget_waits(np.isin(self.waiting, nodes))
+        kept = ~np.isin(self.holding, nodes)
+        self.holding, self.held_by = self.holding[kept], self.held_by[kept]
+        self.hold_lag = self.hold_lag[kept]
+
+    def redirect(self, replaced: Mapping[int, int]) -> None:
+        """What waits for the end of one node waits for that of another instead."""
+        old = np.fromiter(replaced, dtype=np.int64)
+        for name in ("ahead", "awaited", "held_by"):
+            column = getattr(self, name)
+            for place in np.flatnonzero(np.isin(column, old)).tolist():
+                if name != "ahead" or place not in replaced:
+                    column[place] = replaced[int(column[place])]
 
     def program(self) -> Program:
         """Everything together."""
-        base = self.base
-        empty = {"ahead": -1, "awaited": -1, "launcher": -1, "held": -1, "group": -1}
-        changed = {
-            name: getattr(self, name)
-            for name in ("duration", "ahead_lag", "ahead", "awaited", "held", "group")
-        }
+        base, size = self.base, self.base.is_call.size
+        these, of = base.structure, base.weights
 
-        def column(name: str) -> NDArray[Any]:
-            have = changed.get(name, getattr(base, name))
-            more = [node.get(name, empty.get(name, 0)) for node in self.added]
+        def column(name: str, have: NDArray[Any], missing: float = -1) -> NDArray[Any]:
+            more = [node.get(name, missing) for node in self.added]
             return np.concatenate([have, np.asarray(more, dtype=have.dtype)])
 
-        columns = {
-            one.name: column(one.name) for one in fields(Program) if one.name not in ("order", "events")
-        }
-        order = np.lexsort((~columns["is_call"], columns["origin"]))
-        return Program(**columns, order=order, events=base.events)
+        def longer(have: NDArray[Any], more: Sequence[float]) -> NDArray[Any]:
+            return np.concatenate([have, np.asarray(more, dtype=have.dtype)])
+
+        structure = Structure(
+            lane=longer(these.lane, range(-1, -1 - len(self.added), -1)),  # each in a lane of its own
+            place=column("origin", these.place, 0),
+            ahead=column("ahead", self.ahead),
+            launcher=column("launcher", these.launcher),
+            from_start=column("from_start", these.from_start, 0),
+            waiting=longer(self.waiting, [wait[0] for wait in self._waits]),
+            awaited=longer(self.awaited, [wait[1] for wait in self._waits]),
+            holding=self.holding,
+            held_by=self.held_by,
+            arrival=column("arrival", self.arrival),
+            meeting=longer(these.meeting, [member[0] for member in self._members]),
+            member=longer(these.member, [member[1] for member in self._members]),
+        )
+        weights = Weights(
+            duration=column("duration", self.duration, 0),
+            ahead_lag=column("ahead_lag", self.ahead_lag, 0),
+            launch_lag=column("launch_lag", of.launch_lag, 0),
+            excess=column("excess", self.excess, 0),
+            origin=column("origin", of.origin, 0),
+            wait_lag=longer(self.wait_lag, [wait[2] for wait in self._waits]),
+            hold_lag=self.hold_lag,
+        )
+        assert structure.lane.size == size + len(self.added)
+        return Program(structure, weights, base.latency, base.events, column("is_call", base.is_call, 0))

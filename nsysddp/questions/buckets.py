@@ -1,7 +1,7 @@
 """When was each bucket ready, launched, held, sent?
 
     host   hook──launch──╮                           hook  our range around the bucket's communication hook
-    compute  ██ producer ██│╮                        ready    end of the last event of the producing queue
+    compute  ██ producer ██│╮                        ready    end of the work that produced its data
     NCCL                    ╰ queued ╭─wait─┬transfer─╮        started ... ended
 
     launch_late = max(0, launched - ready)                       the GPU was ready, the host was not
@@ -16,9 +16,11 @@ in order of launch (``inferred``): other all-reduces in backward (tensor paralle
 cannot be told apart from them. All-gathers before and in backward, and reduce-scatters in backward, are the units of
 FSDP.
 
-**Ready.** NCCL's stream waits for a CUDA event that is recorded in the producing queue, so what the bucket waited for
-is the last event there, usually the kernel that puts the last gradient into the bucket. Without event records it is
-the last compute that the rank had launched before (``launch_order``), which is what PyTorch records.
+**Ready.** NCCL's stream waits for CUDA events that are recorded where the data is produced. Of what these stand for,
+and of the computation ahead in the bucket's own queue, the latest end counts: usually that of the kernel that puts the
+last gradient into the bucket, or of a reduce-scatter on another stream. The collective ahead in the *same* queue
+produced nothing: waiting for it is being queued. Without event records it is the last compute that the rank had
+launched before (``launch_order``), which is what PyTorch records.
 
 **Head of line.** DDP launches buckets in order: one that is complete waits until all before it are. When nothing but
 communication was launched on the rank between two buckets, the second was complete when the first was let go, so the
@@ -197,7 +199,9 @@ def _ready(context: Context, graph: Graph, kernels: pl.DataFrame) -> list[pl.Ser
     trace = context.trace
     event = kernels["event"].to_numpy()
     end, start = trace.events["end_ns"].to_numpy(), trace.events["start_ns"].to_numpy()
-    producer = graph.queues.awaited[event].copy()
+    awaited, worked = graph.queues.awaited[event], graph.queues.worked[event]
+    newest = np.where((awaited >= 0) & (worked >= 0), end[worked] > end[awaited], awaited < 0)
+    producer = np.where(newest, worked, awaited)
     recorded = producer >= 0
     computes = trace.events["class"].is_in(["compute", "spin", "memory"]).to_numpy()
     ranks = kernels["rank"].to_numpy()

@@ -31,13 +31,12 @@ name: a sleep or a data loader is a cause whatever preceded it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.dependencies.host import Blocking, blocking_kind
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
@@ -45,6 +44,7 @@ from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import NS_PER_MS, ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, pieces_of
 from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
@@ -63,12 +63,11 @@ LONG_HOST_NS = NS_PER_MS
 CAUSE = pl.Enum(list(schema.IDLE_CAUSES))
 
 
-def idle(context: Context, *, graph: Graph | None = None) -> Result:
+def idle(context: Context) -> Result:
     """Why was each GPU idle, instant by instant, and how deep was its launch queue?
 
     Args:
         context: of a trace loaded with ``host_calls=True``; without, most gaps are ``unknown``.
-        graph: the dependency graph, if it has been built.
 
     Returns:
         The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step`` (``schema.MORE_TABLES``).
@@ -76,10 +75,10 @@ def idle(context: Context, *, graph: Graph | None = None) -> Result:
     Raises:
         AnalysisError: the pieces do not tile the idle time.
     """
-    graph = build(context.trace) if graph is None else graph
+    graph = context.graph
     gaps = _gaps(context)
-    pieces = _pieces(graph, gaps)
-    _assert_tiling(gaps, pieces)
+    pieces = pieces_of(graph, gaps)
+    assert_tiling(gaps, pieces)
     named = _named(context, graph, gaps, pieces)
     queue, queue_step = _launch_queue(context)
     frames = {
@@ -104,22 +103,7 @@ def idle(context: Context, *, graph: Graph | None = None) -> Result:
 # --- gaps -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Idle gaps of all ranks, ordered by rank and time; all shape (gaps,).
-
-    ``event`` is the row of the event that ended the gap (or comes next, if a window's edge ended it), -1 if none does.
-    ``window`` is the row of the context's windows.
-    """
-
-    rank: Ints
-    window: Ints
-    start: Ints
-    end: Ints
-    event: Ints
-
-
-def _gaps(context: Context) -> _Gaps:
+def _gaps(context: Context) -> Gaps:
     """``W - P - C - M - G`` of every window, as intervals with the event that ended each."""
     trace = context.trace
     parts: list[list[Ints]] = []
@@ -153,93 +137,7 @@ def _gaps(context: Context) -> _Gaps:
         if parts
         else [np.empty(0, np.int64)] * 5
     )
-    return _Gaps(*columns)
-
-
-# --- pieces: what the event at the end of a gap hung on ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """Pieces of gaps, ordered by gap and time; all shape (pieces,).
-
-    ``node`` is the node of the graph that ran in the piece (``ran``), or that was waiting to begin; -1 if none.
-    """
-
-    gap: Ints
-    start: Ints
-    end: Ints
-    node: Ints
-    ran: Flags
-
-
-def _pieces(graph: Graph, gaps: _Gaps) -> _Pieces:
-    """Walk back from the end of every gap to its start.
-
-    The usual gap hangs directly on an event that had ended by its start, and is one piece. The others are walked one
-    node at a time; gaps of a rank are disjoint, so each node is visited about once.
-    """
-    event = gaps.event
-    some = event >= 0
-    before = np.where(some, graph.before[event], -1)
-    reach = np.where(before >= 0, np.minimum(graph.end[before], graph.begin[event]), gaps.start)
-    whole = ~some | (reach <= gaps.start)
-    gap, start, end = np.flatnonzero(whole), gaps.start[whole], gaps.end[whole]
-    node, ran = np.where(some, event, -1)[whole], np.zeros(gap.size, dtype=bool)
-
-    walked = _walk(graph, gaps, np.flatnonzero(~whole))
-    gap = np.concatenate([gap, walked[:, 0]])
-    start = np.concatenate([start, walked[:, 1]])
-    end = np.concatenate([end, walked[:, 2]])
-    node = np.concatenate([node, walked[:, 3]])
-    ran = np.concatenate([ran, walked[:, 4].astype(bool)])
-    order = np.lexsort((start, gap))
-    return _Pieces(gap[order], start[order], end[order], node[order], ran[order])
-
-
-def _walk(graph: Graph, gaps: _Gaps, which: Ints) -> Ints:
-    """Rows (gap, start, end, node, ran) of the given gaps."""
-    begin, end, before = (
-        memoryview(np.ascontiguousarray(a).data) for a in (graph.begin, graph.end, graph.before)
-    )
-    rows: list[tuple[int, int, int, int, bool]] = []
-    for gap, event, low, high in zip(
-        which.tolist(),
-        gaps.event[which].tolist(),
-        gaps.start[which].tolist(),
-        gaps.end[which].tolist(),
-        strict=True,
-    ):
-        node, time = event, high
-        while time > low:
-            ahead = before[node]
-            reach = low if ahead < 0 else max(low, min(end[ahead], begin[node]))
-            if reach < time:  # waiting to begin
-                rows.append((gap, reach, time, node, False))
-                time = reach
-            if ahead < 0 or time <= low:
-                break
-            opened = max(low, begin[ahead])
-            if opened < time:  # the predecessor itself
-                rows.append((gap, opened, time, ahead, True))
-                time = opened
-            node = ahead
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
-
-
-def _assert_tiling(gaps: _Gaps, pieces: _Pieces) -> None:
-    """The pieces of every gap follow each other from its start to its end."""
-    same = pieces.gap[1:] == pieces.gap[:-1]
-    heads = np.flatnonzero(np.concatenate([[True], ~same])) if pieces.gap.size else pieces.gap
-    tails = np.flatnonzero(np.concatenate([~same, [True]])) if pieces.gap.size else pieces.gap
-    if (
-        heads.size != gaps.start.size
-        or np.any(pieces.end[:-1][same] != pieces.start[1:][same])
-        or np.any(pieces.start[heads] != gaps.start)
-        or np.any(pieces.end[tails] != gaps.end)
-        or np.any(pieces.end <= pieces.start)
-    ):
-        raise AnalysisError("the causes of idle time do not tile it")
+    return Gaps(*columns)
 
 
 # --- causes -----------------------------------------------------------------------------------------------------
@@ -249,7 +147,7 @@ _NOTHING, _LATENCY, _HOST_GAP, _CALL, _SYNC, _OTHER_RANK = range(len(_ACTIVITIES
 _LAUNCH, _EVENT, _COMM, _MEMORY, _SYNCHRONISED, _STREAM, _END, _UNKNOWN = range(len(schema.IDLE_CAUSES))
 
 
-def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.DataFrame:
+def _named(context: Context, graph: Graph, gaps: Gaps, pieces: Pieces) -> pl.DataFrame:
     """The rows of ``schema.IDLE``."""
     trace = context.trace
     node = pieces.node
@@ -339,7 +237,7 @@ def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints,
 
 
 def _consequences(
-    graph: Graph, gaps: _Gaps, pieces: _Pieces, cause: Ints, activity: Ints, line: Ints
+    graph: Graph, gaps: Gaps, pieces: Pieces, cause: Ints, activity: Ints, line: Ints
 ) -> tuple[Ints, Ints]:
     """For each piece the synchronising call (position in ``lines``) that it follows from, and for how long.
 
@@ -394,7 +292,7 @@ def _last_in_line(rank: NDArray[np.int32], position: Ints) -> Ints:
     return np.where((last >= 0) & (rank[np.maximum(last, 0)] == rank), last, -1)
 
 
-def _split(pieces: _Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[Ints, Ints, Flags, Ints, Ints]:
+def _split(pieces: Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[Ints, Ints, Flags, Ints, Ints]:
     """Cut pieces that are the consequence of a call only at first.
 
     Returns:
@@ -417,7 +315,7 @@ def _split(pieces: _Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[In
 def _frame(
     context: Context,
     graph: Graph,
-    gaps: _Gaps,
+    gaps: Gaps,
     gap: Ints,
     start: Ints,
     end: Ints,

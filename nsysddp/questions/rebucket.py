@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
-from nsysddp.dependencies.replay import Draft, Program
+from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Draft, Program
 from nsysddp.model.errors import CannotTell, UsageError
 
 if TYPE_CHECKING:
@@ -358,8 +358,7 @@ def rebuild(
     followers = _followers(base)
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
-    groups: dict[tuple[int, int, int], int] = {}
-    tails: dict[int, int] = {}
+    arrivals: dict[tuple[int, int, int], int] = {}
     for backward in buckets.backwards:
         rank = backward.rank
         hook = buckets.hook_ns[rank] * host_scale
@@ -370,7 +369,7 @@ def rebuild(
         producer = int(graph.queues.awaited[old_events[0]])
         queue_rows = _producing(graph, rank, producer)
         launchers = lines.launcher[queue_rows]
-        previous = int(base.ahead[old_events[0]])
+        previous = int(base.structure.ahead[old_events[0]])
         previous = replaced.get(previous, previous)
         added: list[int] = []
         inserted: dict[int, int] = {}
@@ -382,21 +381,21 @@ def rebuild(
             rest = draft.add(ahead=first, duration=hook - launch, origin=when, is_call=1)
             inserted[place] = rest
             ready = int(np.searchsorted(launchers, place, side="right")) - 1
-            group = groups.setdefault(
-                (backward.step, backward.number, number), 10 * base.duration.size + len(groups)
-            )
-            like = old_events[min(number, len(old_events) - 1)]
+            key = (backward.step, backward.number, number)
+            if key not in arrivals:
+                arrivals[key] = draft.new_arrival()
             node = draft.add(
                 ahead=added[-1] if added else previous,
-                ahead_lag=base.ahead_lag[like],
-                awaited=int(queue_rows[ready]) if ready >= 0 else -1,
-                awaited_lag=base.awaited_lag[like],
+                ahead_lag=base.latency[AHEAD, 1],
                 launcher=first,
-                launch_lag=base.launch_lag[like],
+                launch_lag=base.latency[LAUNCH, 1],
                 duration=transfer_ns(size),
-                group=group,
+                arrival=arrivals[key],
                 origin=max(when, float(start[queue_rows[ready]]) if ready >= 0 else when),
             )
+            draft.meet(arrivals[key], node)
+            if ready >= 0:
+                draft.wait(node, int(queue_rows[ready]), base.latency[WAIT, 1])
             added.append(node)
             steps[node] = backward.step
         for place, node in inserted.items():
@@ -406,16 +405,16 @@ def rebuild(
             last_parameter = members[-1]
             replaced[event] = added[new_of_parameter[last_parameter]]
         replaced[old_events[-1]] = added[-1]
-        tails[rank] = added[-1]
-    _redirect(draft, replaced)
+    draft.redirect(replaced)
     return Rebuilt(draft.program(), tuple(sizes), steps)
 
 
 def _followers(base: Program) -> dict[int, list[int]]:
     """Calls by the call before them on their line."""
     found: dict[int, list[int]] = {}
-    for node in np.flatnonzero(base.is_call & (base.ahead >= 0)).tolist():
-        found.setdefault(int(base.ahead[node]), []).append(node)
+    ahead = base.structure.ahead
+    for node in np.flatnonzero(base.is_call & (ahead >= 0)).tolist():
+        found.setdefault(int(ahead[node]), []).append(node)
     return found
 
 
@@ -424,15 +423,13 @@ def _take_out(
 ) -> None:
     """The host time of the recorded hooks, and the collectives themselves, vanish; the rest stays as it was."""
     lines, events = graph.lines, draft.base.events
+    collectives = np.asarray([bucket.event for bucket in backward.buckets], dtype=np.int64)
+    draft.take_out(np.concatenate([collectives, *(events + bucket.calls for bucket in backward.buckets)]))
+    draft.ahead[collectives] = -1
     for bucket in backward.buckets:
-        draft.duration[bucket.event] = 0
-        draft.ahead[bucket.event] = draft.awaited[bucket.event] = draft.group[bucket.event] = -1
         inside = {events + int(call) for call in bucket.calls}
-        for call in bucket.calls.tolist():
-            node = events + call
-            ahead = int(draft.base.ahead[node])
-            draft.duration[node] = 0
-            draft.held[node] = -1
+        for node in sorted(inside):
+            ahead = int(draft.base.structure.ahead[node])
             if ahead in inside or ahead < 0:
                 draft.ahead_lag[node] = 0
             else:
@@ -470,13 +467,3 @@ def _producing(graph: Graph, rank: int, producer: int) -> Ints:
         same = events["class"] != "communication"
     rows = first + np.flatnonzero(same.to_numpy() & (graph.lines.launcher[first:last] >= 0))
     return rows[np.argsort(graph.lines.launcher[rows], kind="stable")]
-
-
-def _redirect(draft: Draft, replaced: Mapping[int, int]) -> None:
-    """What waited for a recorded collective waits for the one that took its place."""
-    old = np.fromiter(replaced, dtype=np.int64)
-    for name in ("ahead", "awaited", "held"):
-        column = getattr(draft, name)
-        for node in np.flatnonzero(np.isin(column, old)).tolist():
-            if node not in replaced:
-                column[node] = replaced[int(column[node])]

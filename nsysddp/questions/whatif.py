@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -354,16 +354,14 @@ def _standard(model: _Model, ask: Ask) -> list[dict[str, object]]:
         reason = "the trace holds no communication"
         return [_nothing("no_communication", reason)]
     freed = _without_contention(model)
-    alone = replace(
-        program,
-        duration=np.where(communication, 0.0, program.duration if freed is None else freed),
-        group=np.full_like(program.group, -1),
-    )
+    alone = program.having(
+        duration=np.where(communication, 0.0, program.duration if freed is None else freed)
+    ).apart(communication)
     doubt = None if freed is not None else "kernels keep the time that contention may have cost them"
     rows = [model.row("no_communication", alone, doubt)]
     for factor in ask.faster:
         quick = np.where(communication, program.duration / factor, program.duration)
-        rows.append(model.row(f"faster_{factor:g}", replace(program, duration=quick)))
+        rows.append(model.row(f"faster_{factor:g}", program.having(duration=quick)))
     even = _without_straggler(model)
     rows.append(
         _nothing("no_straggler", "the ranks did not launch the same work, or there is one only")
@@ -373,7 +371,7 @@ def _standard(model: _Model, ask: Ask) -> list[dict[str, object]]:
     rows.append(
         _nothing("no_contention", "contention could not be told from this capture")
         if freed is None
-        else model.row("no_contention", replace(program, duration=freed))
+        else model.row("no_contention", program.having(duration=freed))
     )
     return rows
 
@@ -436,7 +434,7 @@ def _without_straggler(model: _Model) -> replay.Program | None:
     known = (counted["ranks"] == ranks) & counted["own"] & (counted["step"] >= 0)
     if not known.any():
         return None
-    duration, gap = program.duration.copy(), program.ahead_lag.copy()
+    duration, gap = program.duration.copy(), program.weights.ahead_lag.copy()
     rows = np.flatnonzero(known.to_numpy())
     duration[rows] = counted["even"].to_numpy()[rows]
     # What only some ranks ran (an extra kernel, or another variant of one) is cut to the median rank's time in such.
@@ -466,8 +464,8 @@ def _without_straggler(model: _Model) -> replay.Program | None:
         .with_columns(
             call=trace.calls["name"].gather(lines.row[to]),
             duration=program.duration[nodes],
-            gap=program.ahead_lag[nodes],
-            waits=program.held[nodes] >= 0,
+            gap=program.weights.ahead_lag[nodes],
+            waits=lines.awaited[to] >= 0,
         )
     )
     by_call = [*by_event, "call"]
@@ -483,7 +481,7 @@ def _without_straggler(model: _Model) -> replay.Program | None:
     usable = ((calls["ranks"] == ranks) & ~calls["any_waits"] & (calls["step"] >= 0)).to_numpy()
     duration[nodes[usable]] = calls["even"].to_numpy()[usable]
     gap[nodes[usable]] = calls["even_gap"].to_numpy()[usable]
-    return replace(program, duration=duration, ahead_lag=gap)
+    return program.having(duration=duration, ahead_lag=gap)
 
 
 # --- scenarios with other buckets ------------------------------------------------------------------------------------
@@ -703,10 +701,10 @@ def _optimizer_in_backward(model: _Model, buckets: Buckets) -> dict[str, object]
         size = np.cumsum([bucket.bytes for bucket in backward.buckets])
         place = np.searchsorted(size, share * size[-1], side="right").clip(max=size.size - 1)
         place[-1] = size.size - 1
-        waits = draft.awaited[rows]
-        draft.awaited[rows] = np.where((waits >= 0) & communication[waits], -1, waits)
-        fresh = np.flatnonzero(np.diff(place, prepend=-1) > 0)
-        draft.awaited[rows[fresh]] = [backward.buckets[number].event for number in place[fresh]]
+        draft.forget_waits(np.isin(draft.waiting, rows) & communication[draft.awaited])
+        for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
+            bucket = backward.buckets[place[fresh]]
+            draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
     assert ranks.size == phases.len()
     if not found:
         return _nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
