@@ -13,8 +13,11 @@ import numpy as np
 
 from nsysddp.dependencies.graph import Graph
 from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import Intervals
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -102,6 +105,65 @@ def _walk(graph: Graph, gaps: Gaps, which: Ints) -> Ints:
                 time = opened
             node = ahead
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def cut_where(
+    gaps: Gaps, pieces: Pieces, spans: Mapping[int, Intervals], which: Flags
+) -> tuple[Pieces, Flags]:
+    """Cut some pieces where the spans of their rank begin and end.
+
+    Args:
+        gaps: the gaps.
+        pieces: the pieces of the gaps.
+        spans: per rank; a rank that is left out has none.
+        which: the pieces to cut, shape (pieces,).
+
+    Returns:
+        All pieces, and which of them were to be cut and lie within the spans.
+    """
+    rank = gaps.rank[pieces.gap]
+    owner, start, end = [np.flatnonzero(~which)], [pieces.start[~which]], [pieces.end[~which]]
+    within = [np.zeros(owner[0].size, dtype=bool)]
+    for number in np.unique(rank[which]):
+        mine = np.flatnonzero(which & (rank == number))
+        mine = mine[np.argsort(pieces.start[mine])]  # pieces of one rank do not overlap
+        busy = spans.get(int(number), Intervals.empty())
+        points = np.unique(np.concatenate([pieces.start[mine], busy.start, busy.end]))
+        place = np.searchsorted(pieces.start[mine], points, side="right") - 1
+        holder = mine[np.maximum(place, 0)]
+        inside = (place >= 0) & (points < pieces.end[holder])
+        opened, holder = points[inside], holder[inside]
+        closed = np.minimum(np.append(points[1:], np.iinfo(np.int64).max)[inside], pieces.end[holder])
+        owner.append(holder)
+        start.append(opened)
+        end.append(closed)
+        within.append(busy.length_within(opened, closed) > 0)
+    part, opens, closes = (np.concatenate(column) for column in (owner, start, end))
+    order = np.lexsort((opens, pieces.gap[part]))
+    part = part[order]
+    cut = Pieces(pieces.gap[part], opens[order], closes[order], pieces.node[part], pieces.ran[part])
+    return cut, np.concatenate(within)[order]
+
+
+def length_of_runs(pieces: Pieces, *alike: Ints | Flags) -> Ints:
+    """For each piece the length of the run of pieces of one gap and node that it is part of, in ns.
+
+    What was cut waited for as long as all its parts.
+
+    Args:
+        pieces: the pieces of the gaps.
+        alike: what else is the same for all pieces of a run; shape (pieces,) each.
+    """
+    if not pieces.start.size:
+        return np.empty(0, dtype=np.int64)
+    same = np.ones(pieces.start.size - 1, dtype=bool)
+    for column in (pieces.gap, pieces.node, pieces.ran, *alike):
+        same &= column[1:] == column[:-1]
+    run = np.cumsum(np.append(True, ~same)) - 1
+    length = np.zeros(int(run[-1]) + 1, dtype=np.int64)
+    np.add.at(length, run, pieces.end - pieces.start)
+    of_pieces: Ints = length[run]
+    return of_pieces
 
 
 def assert_tiling(gaps: Gaps, pieces: Pieces) -> None:
