@@ -131,7 +131,7 @@ def diagnose(context: Context) -> Result:
     per_step = per_step_of(parts, paths)
     assert_bounds(per_step)
     evidence = evidence_of(parts)
-    rows = [*costs_of(per_step, evidence, paths, facts), *faults(context, graph, paths)]
+    rows = [*costs_of(context, parts, per_step, paths, facts), *faults(context, graph, paths)]
     frames = {
         "diagnosis": DIAGNOSIS.frame(
             [row | {"place": number} for number, row in enumerate(rows, start=1)],

@@ -46,7 +46,8 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     cause[transfer] = transfer_causes(context, facts, parts.filter(transfer))
 
     base = parts.select(
-        "path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase", "is_first"
+        *("path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase"),
+        *("event", "is_first"),
     ).with_columns(pl.col("kind").cast(pl.String))
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
