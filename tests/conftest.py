@@ -51,3 +51,11 @@ def unpacked(shared_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> C
         return target
 
     return unpack
+
+
+def unpack_fixture(packed: Path, folder: Path) -> Path:
+    """A copy of a packed export that a test may change."""
+    target = folder / packed.name.removesuffix(".gz")
+    with gzip.open(packed) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out)
+    return target

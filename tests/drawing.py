@@ -52,9 +52,11 @@ class Plan:
         for rank, kind, _, start, end, launch in self.work:
             event = "memory" if kind in ("peer", "copy", "memset") else kind
             made.events.append(Event(rank, event, start, end, kind, launch, None, kind == "peer"))
-        for rank, _, _, _, start, end, launch, truth, there in self.talk:
+        for rank, _, size, _, start, end, launch, truth, there in self.talk:
             if there:
-                made.events.append(Event(rank, "communication", start, end, "nccl", launch, truth))
+                made.events.append(
+                    Event(rank, "communication", start, end, "nccl", launch, truth, bytes=size)
+                )
         return made
 
     def export(self, ids: Ids | None = None) -> Export:
@@ -168,7 +170,7 @@ def _talk(plan: Plan, rng: random.Random, communicator: int, total: int, late: b
     members = rng.sample(range(plan.ranks), rng.randint(min(2, plan.ranks), plan.ranks))
     times = [100 + 100 * number + rng.randint(0, 30) for number in range(max(5, total // 100))]
     chosen = sorted(rng.sample(times, min(len(times), rng.randint(5, 9))))
-    sizes = [rng.choice([4096, 1 << 20]) for _ in chosen]
+    sizes = [rng.choice([512, 4096, 1 << 20]) for _ in chosen]
     missing = {
         rank: {n for n in range(len(chosen)) if rng.random() < 0.1} if rng.random() < 0.4 else set()
         for rank in members

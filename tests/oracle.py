@@ -29,6 +29,7 @@ class Event:
     launch: tuple[int, int] | None = None  # thread, time
     collective: int | None = None  # equal on all ranks; None: no counterpart
     p2p: bool = False
+    bytes: int = 0
 
     @property
     def is_kernel(self) -> bool:
@@ -272,11 +273,18 @@ def _windows(scene: Scene, rank: int, step_of: dict[int, int]) -> list[tuple[int
         before = mine
     if not starts:
         return []
-    final = max(max(event.end for event in before), starts[-1])
-    return [
-        (step, (start, end))
-        for step, start, end in zip(sorted(launched), starts, [*starts[1:], final], strict=True)
-    ]
+    made = []
+    numbers = sorted(launched)
+    for place, (step, start) in enumerate(zip(numbers, starts, strict=True)):
+        own = max(start, *(event.end for event in launched[step]))
+        if place + 1 == len(numbers):
+            end = own
+        elif numbers[place + 1] == step + 1:
+            end = starts[place + 1]
+        else:  # the rank launched nothing in the step that follows
+            end = min(own, starts[place + 1])
+        made.append((step, (start, end)))
+    return made
 
 
 def computes(event: Event) -> bool:
@@ -316,7 +324,7 @@ def overlap(scene: Scene) -> list[dict[str, Any]]:
 
 
 def tail(scene: Scene, told: Steps, rank: int, step: int) -> dict[str, int | None]:
-    """Communication after the last backward compute of a step."""
+    """Reduction of gradients after the last backward compute of a step; all communication drawn is all-reduce."""
     nothing = dict.fromkeys(("tail_communication_ns", "tail_wait_ns", "tail_transfer_ns"))
     backward = [
         one
@@ -327,9 +335,21 @@ def tail(scene: Scene, told: Steps, rank: int, step: int) -> dict[str, int | Non
         return nothing
     last = max(backward, key=lambda one: (one.start, one.end))
     mine = [scene.events[number] for number, phase in told.phase_of.items() if phase is last]
-    talk = [event for event in mine if event.kind == "communication"]
+    within = [event for event in mine if event.kind == "communication"]
+    later = [
+        event
+        for number, where in told.step_of.items()
+        if where == step
+        and (event := scene.events[number]).kind == "communication"
+        and event.rank == rank
+        and event not in within
+        and event.launch is not None
+        and event.launch[1] >= last.start
+    ]
+    gradients = [event for event in later if event.bytes > 1024]
+    talk = within + (gradients if within or gradients else later)
     if not talk:
-        return dict.fromkeys(nothing, 0)
+        return nothing
     final = max(talk, key=lambda event: (event.end, event.launch[1]))  # type: ignore[index]
     done = [
         event.end

@@ -437,10 +437,10 @@ def test_nothing_to_compare_leaves_the_anchor_or_nothing(tmp_path: Path) -> None
         assert (rows[1]["clock_method"], rows[1]["clock_residual_ns"]) == (method, None)
 
 
-@pytest.mark.parametrize("call", ["Broadcast", "Reduce"])
+@pytest.mark.parametrize(("call", "waits"), [("Broadcast", 0), ("Reduce", 18)])
 @pytest.mark.parametrize("anchors", [(None, None), (UTC, UTC + 5_000 * MS)])
 def test_where_no_other_kind_is_shared_any_collective_aligns(
-    call: str, anchors: tuple[int | None, ...], tmp_path: Path
+    call: str, waits: int, anchors: tuple[int | None, ...], tmp_path: Path
 ) -> None:
     def draw(process: Process, node: int) -> None:
         for at in IRREGULAR:
@@ -448,8 +448,9 @@ def test_where_no_other_kind_is_shared_any_collective_aligns(
 
     made = tables(*two_nodes(tmp_path, draw, anchors=anchors, skew_ms=-40), "--per", "capture")
     assert {row["clock_method"] for row in made["rank"]} == {"shared", "collectives"}
-    assert [row["exposed_wait_ns"] / MS for row in made["overlap"]] == [18, 0]
-    assert [row["exposed_transfer_ns"] / MS for row in made["overlap"]] == [42, 42]
+    # Rank 0 is the root: it needs the data of all in a reduce, and nobody's in a broadcast.
+    assert [row["exposed_wait_ns"] / MS for row in made["overlap"]] == [waits, 0]
+    assert [row["exposed_transfer_ns"] / MS for row in made["overlap"]] == [60 - waits, 42]
 
 
 def test_a_root_that_left_early_moves_no_clock(tmp_path: Path) -> None:
@@ -733,7 +734,9 @@ def test_bandwidth_is_that_of_the_last_arriver(kind: str, size: int, factor: flo
     assert {row["bytes"] for row in rows} == {size * 10**6}
     assert {row["algbw_gbps"] for row in rows} == {size * 10**6 / (7 * MS)}
     assert [row["busbw_gbps"] for row in rows] == pytest.approx([size * 10**6 / (7 * MS) * factor] * 4)
-    assert [row["last_rank"] for row in rows] == [3] * 4
+    # Of a broadcast nobody waits for any but the root, rank 0; the root of a reduce waits for all.
+    last = {"Broadcast": [0, 1, 2, 3], "Reduce": [3, 1, 2, 3]}.get(kind, [3] * 4)
+    assert [row["last_rank"] for row in rows] == last
 
 
 @pytest.mark.parametrize("nested", [0, 1, 2])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsysddp.ingest import sql
+from nsysddp.ingest.naming import families
 from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, NVTX, RUNTIME, SYNCS, Report, open_report
 
 
@@ -28,6 +29,7 @@ class Inspection:
         rows: table to number of rows, for tables that matter here.
         abilities: the questions.
         diagnostics: warnings that nsys itself left, as far as they can be shown.
+        families: names of ranges that repeat, for --step-pattern and --phase-pattern.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Inspection:
     rows: dict[str, int]
     abilities: tuple[Ability, ...]
     diagnostics: tuple[str, ...]
+    families: tuple[str, ...] = ()
 
 
 _QUESTIONS: tuple[tuple[str, str, str], ...] = (
@@ -90,6 +93,7 @@ def inspect(path: Path) -> Inspection:
             rows=rows,
             abilities=tuple(Ability(question, key in able, remedy) for key, question, remedy in _QUESTIONS),
             diagnostics=tuple(sql.diagnostics(report)),
+            families=tuple(str(one) for one in families(report)),
         )
 
 
@@ -125,7 +129,7 @@ def capabilities(report: Report) -> frozenset[str]:
         "nvtx": NVTX in report.tables,
         "payloads": "NVTX_PAYLOAD_SCHEMA_ENTRIES" in report.tables and bool(sql.rows(report, "has_payloads")),
         "event_edges": has(SYNCS, "eventSyncId"),
-        "physical_gpus": "TARGET_INFO_CUDA_DEVICE" in report.tables and "TARGET_INFO_GPU" in report.tables,
+        "physical_gpus": has("TARGET_INFO_CUDA_DEVICE", "gpuId") and has("TARGET_INFO_GPU", "id"),
         "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
         "gpu_metrics": "GPU_METRICS" in report.tables,
         "graph_spans": GRAPH_TRACE in report.tables,

@@ -84,7 +84,8 @@ class Query:
 
     def _shadow(self, report: Report, table: str) -> str | None:
         needs, optional = self.needs.get(table, ()), self.optional.get(table, ())
-        if table not in report.tables:
+        lacks = table.startswith(_FACTS) and any(name not in report.tables.get(table, ()) for name in needs)
+        if table not in report.tables or lacks:
             nothing = ", ".join(f"NULL AS {quoted(column)}" for column in (*needs, *optional, "rowid"))
             return f"{quoted(table)} AS (SELECT {nothing} WHERE 0)"
         require_columns(report, table, needs)
@@ -99,6 +100,18 @@ class Query:
             *(f"NULL AS {quoted(column)}" for column in missing),
         ]
         return f"{quoted(table)} AS (SELECT {', '.join(supplied)} FROM main.{quoted(source)})"
+
+
+_FACTS = (
+    "TARGET_INFO_",
+    "META_DATA_",
+    "EXPORT_META_DATA",
+    "DIAGNOSTIC_",
+    "NVTX_PAYLOAD_",
+    "GPU_METRICS",
+    "PROCESSES",
+)
+"""Tables of facts beside the events: what one of them does not say in the way that we know is unknown, and no error."""
 
 
 @cache

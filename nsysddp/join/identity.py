@@ -56,6 +56,24 @@ def rank_in_name(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables that tell the rank and the size of the job: torchrun's first, then of launchers the nearest to the process
+(mpirun inside an allocation of SLURM leaves the number of the batch task in SLURM_PROCID)."""
+
+
+def rank_claims(variables: Mapping[str, int]) -> list[tuple[str, int, int | None]]:
+    """Every variable that tells a rank, the one that counts first: its name, the rank, the size of the job if told."""
+    return [(name, variables[name], variables.get(size)) for name, size in _LAUNCHERS if name in variables]
+
+
 def host_aliases(keys: Sequence[str | None]) -> list[str]:
     """An alias for the host of each report, in natural order of their names; a report without one is its own."""
     named = sorted({key for key in keys if key is not None}, key=natural)
@@ -74,7 +92,7 @@ def assign_ranks(
     Args:
         lanes: all lanes of all reports, in report order.
         marks: process row to the rank marks seen in it.
-        environment: report index to RANK and WORLD_SIZE of its environment.
+        environment: report index to the variables of its environment that tell ranks and sizes.
 
     Returns:
         The lanes with ``rank``, ``source`` and ``world_size``, ordered by rank.
@@ -111,8 +129,10 @@ def _known(
     for mark in sorted(marks.get(lane.process, ()), key=lambda mark: mark.device != lane.device):
         if mark.device == lane.device or len(own_lanes) == 1:
             return replace(lane, rank=mark.rank, source="marker", world_size=mark.world_size)
-    if len(siblings) == 1 and "RANK" in variables:
-        return replace(lane, rank=variables["RANK"], source="environment", world_size=world)
+    claims = rank_claims(variables) if len(siblings) == 1 else []
+    if claims:
+        _, rank, size = claims[0]
+        return replace(lane, rank=rank, source="environment", world_size=size)
     named = rank_in_name(lane.report_name)
     if len(siblings) == 1 and named is not None:
         return replace(lane, rank=named, source="file_name", world_size=world)

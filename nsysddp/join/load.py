@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from nsysddp.ingest import gpu, host, sql
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE, TIME_LIMIT_NS, Codes, shared, stable_order
 from nsysddp.ingest.inspect import capabilities, exported, shifted_times
+from nsysddp.ingest.naming import families
 from nsysddp.ingest.report import (
     GRAPH_TRACE,
     KERNEL,
@@ -28,12 +30,20 @@ from nsysddp.ingest.report import (
     open_report,
 )
 from nsysddp.join import clocks
-from nsysddp.join.identity import Lane, assign_ranks, host_aliases
-from nsysddp.join.match import ALL_KINDS, Kernels, match
+from nsysddp.join.identity import Lane, assign_ranks, host_aliases, rank_claims
+from nsysddp.join.match import ALL_KINDS, Kernels, Matched, match
+from nsysddp.join.sharing import shared_gpus
 from nsysddp.model import schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, load_rules, looks_collective
 from nsysddp.model.errors import NoGpuEvents, RankConflict, UnsupportedSchema, UsageError
-from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, RankMark, parse_rank_mark
+from nsysddp.model.markers import (
+    ASKED_PHASES,
+    DEFAULT_PHASE_PATTERNS,
+    DEFAULT_STEP_PATTERN,
+    WELL_KNOWN_STEP_PATTERNS,
+    RankMark,
+    parse_rank_mark,
+)
 from nsysddp.model.names import ranks_text
 from nsysddp.model.trace import Input, Trace, in_parallel
 from nsysddp.model.units import NS_PER_US
@@ -42,7 +52,13 @@ from nsysddp.model.warnings import Warning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+NOTABLE_CORRECTION_NS = 1_000_000
+"""A clock that had to be corrected by more is said: anchors of hosts in step differ by less."""
+
 DEFAULT_TOLERANCE_NS = 100 * NS_PER_US
+_MOST_NAMED = 8
+"""Ranks whose reports are named in a sentence; the table of ranks has all."""
+
 _CLASS_CODES = {name: code for code, name in enumerate(schema.CLASSES)}
 
 
@@ -122,7 +138,8 @@ def load(
     if not paths:
         raise UsageError("no report given")
     table = rules if isinstance(rules, Rules) else load_rules(rules)
-    patterns = _patterns(step_pattern, phase_patterns)
+    usual = step_pattern == DEFAULT_STEP_PATTERN
+    patterns = _patterns((step_pattern, *(WELL_KNOWN_STEP_PATTERNS if usual else ())), phase_patterns)
     notes = _Notes()
     with ExitStack() as stack:
         opened = [stack.enter_context(open_report(path, nsys=nsys)) for path in paths]
@@ -134,7 +151,7 @@ def load(
         _anchor(parts)
         run = _Run(parts, _lanes(parts, hosts), hosts, table, notes, clock_tolerance_ns, progress)
         return run.trace(
-            step_pattern=step_pattern,
+            step_pattern=run.step_pattern(step_pattern),
             phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
             launches=launches,
             host_calls=host_calls,
@@ -143,9 +160,9 @@ def load(
         )
 
 
-def _patterns(step: str, phases: Mapping[str, str] | None) -> list[re.Pattern[str]]:
+def _patterns(steps: Sequence[str], phases: Mapping[str, str] | None) -> list[re.Pattern[str]]:
     made = []
-    for text in (step, *{**DEFAULT_PHASE_PATTERNS, **(phases or {})}.values()):
+    for text in (*steps, *{**DEFAULT_PHASE_PATTERNS, **(phases or {})}.values()):
         try:
             made.append(re.compile(text, re.IGNORECASE))
         except re.error as error:
@@ -281,7 +298,7 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                     report=number,
                     report_name=part.report.name,
                     process=part.first_process + process,
-                    pid=(global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                    pid=_pid(global_pid),
                     device=device,
                     host_key=host,
                     first_ns=first + part.shift,
@@ -290,6 +307,11 @@ def _lanes(parts: Sequence[_Part], hosts: Sequence[str]) -> list[Lane]:
                 )
             )
     return lanes
+
+
+def _pid(global_pid: int) -> int | None:
+    """Process id on its host; None in reduced exports, whose events name no process."""
+    return (global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None
 
 
 def _classes(code: NDArray[np.uint8]) -> pl.Series:
@@ -322,6 +344,7 @@ class _Run:
     progress: Progress | None
     calls: host.Launches | None = None
     sought: NDArray[np.int64] | None = None
+    silent: Sequence[tuple[str, int]] = ()
 
     def trace(
         self,
@@ -336,6 +359,7 @@ class _Run:
         ranges, operations = self._host_frames()
         gpus = [self._gpus(part) for part in self.parts]
         ranked = self._ranked(ranges, gpus)
+        self.silent = self._without_gpu_events(gpus)
         names, name_of = self._names()
         ordered, rank = self._ordered(ranked, name_of, keep_rows=shapes)
         rank_process = {int(lane.rank or 0): lane.process for lane in ranked}
@@ -348,8 +372,9 @@ class _Run:
                 self._read_launches(ordered, rank, ranked, sought)
         class_code = names["class"].to_physical().to_numpy()[ordered["name"]]
         self._copies_of_nccl(ordered, class_code, operations, rank, ranked)
-        kernels, collectives = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
-        offsets = self._align(kernels, ordered, rank, ranked)
+        matched = self._match(ordered, rank, class_code, names, operations, rank_process, ranked)
+        offsets = self._align(matched.kernels, ordered, rank, ranked)
+        collectives = self._matched(matched, offsets)
         offset_of_rank = {
             int(lane.rank or 0): offsets[self.parts[lane.report].clock].offset_ns for lane in ranked
         }
@@ -370,7 +395,7 @@ class _Run:
         )
         processes = self._processes()
         self._describe_missing(names)
-        return Trace(
+        made = Trace(
             ranks=self._rank_table(ranked, events, names, gpus, offsets),
             processes=processes,
             events=schema.EVENTS.check(events),
@@ -384,6 +409,7 @@ class _Run:
             rules_sha256=self.rules.sha256,
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
+            other_ranges=self._other_ranges(step_pattern, phases),
             launches=self._launch_frame(rank, offset_of_rank),
             shapes=self._shapes(ranked, rank) if shapes else None,
             calls=self._host_table(host.read_calls, schema.CALLS, offsets) if host_calls else None,
@@ -393,6 +419,41 @@ class _Run:
             warnings=self.notes.warnings(),
             assumptions=tuple(self.notes.assumptions),
         )
+        of_one_gpu = shared_gpus(made)
+        return replace(made, warnings=(*of_one_gpu, *made.warnings)) if of_one_gpu else made
+
+    @cached_property
+    def _range_counts(self) -> dict[str, int]:
+        """How many ranges have each text?"""
+        counts: Counter[str] = Counter()
+        for part in self.parts:
+            if part.ranges is not None:
+                named = part.ranges.ranges.filter(pl.col("style") != "mark")["text"].value_counts()
+                counts.update(dict(named.iter_rows()))
+        return counts
+
+    def _named(self, pattern: str) -> int:
+        """How many ranges does the pattern name?"""
+        wanted = re.compile(pattern, re.IGNORECASE)
+        return sum(count for text, count in self._range_counts.items() if wanted.fullmatch(text))
+
+    def step_pattern(self, asked: str) -> str:
+        """The pattern that names the steps: the one asked for, else a well-known one that names several ranges."""
+        if asked != DEFAULT_STEP_PATTERN or self._named(asked):
+            return asked
+        found = next((pattern for pattern in WELL_KNOWN_STEP_PATTERNS if self._named(pattern) > 1), None)
+        if found is None:
+            return asked
+        self.notes.assumptions.append(
+            f"steps are the ranges named like '{found}' (--step-pattern names others)"
+        )
+        return found
+
+    def _other_ranges(self, step: str, phases: Mapping[str, str]) -> tuple[str, ...]:
+        """Names of other ranges that repeat, where none is named like a step, or like a phase that is asked about."""
+        if self._named(step) and all(self._named(phases[name]) for name in ASKED_PHASES):
+            return ()
+        return tuple(dict.fromkeys(str(one) for part in self.parts for one in families(part.report)))
 
     # --- who ------------------------------------------------------------------------------------------------
 
@@ -435,6 +496,17 @@ class _Run:
                     found[name].add(int(value))
             # Environments that differ are of several processes, and nothing says which is whose.
             environment[number] = {name: values.pop() for name, values in found.items() if len(values) == 1}
+            claims = rank_claims(environment[number])
+            others = [f"{name}={rank}" for name, rank, _ in claims[1:] if rank != claims[0][1]]
+            alone = sum(lane.report == number for lane in self.lanes) == 1
+            self.notes.warn(
+                "rank_sources_differ",
+                len(others) if alone else 0,
+                f"{part.report.name}: the environment says {claims[0][0]}={claims[0][1]} and {', '.join(others)}; "
+                "the first counts"
+                if others
+                else "",
+            )
         placed = []
         for lane in self.lanes:
             mapping, listed = gpus[lane.report]
@@ -446,10 +518,42 @@ class _Run:
         ranked = assign_ranks(placed, marks, environment)
         self._doubt_world_sizes(ranked)
         if any(lane.source == "inferred" for lane in ranked) and len(ranked) > 1:
+            which = "; ".join(
+                f"{lane.rank}: {lane.report_name}"
+                for lane in ranked[:_MOST_NAMED]
+                if lane.source == "inferred"
+            )
+            more = "; ..." if len(ranked) > _MOST_NAMED else ""
+            listed = f" ({which}{more})" if len(self.parts) > 1 else ""
             self.notes.assumptions.append(
-                "rank numbers are inferred from host, physical GPU and pid; mark them with nsysddp.annotate to be sure"
+                f"rank numbers are inferred from host, physical GPU and pid{listed}; mark them with nsysddp.annotate "
+                "to be sure"
             )
         return ranked
+
+    def _without_gpu_events(self, gpus: Sequence[Any]) -> list[tuple[str, int]]:
+        """Report and pid of the processes that launched work of which the report holds no GPU event."""
+        silent = []
+        shown = 0
+        for part, (mapping, _) in zip(self.parts, gpus, strict=True):
+            pids = {_pid(part.processes.values[process]) for process, _ in part.events.lanes}
+            shown += len(pids)
+            others = {pid for pid, _ in mapping} | {_pid(value) for value in part.processes.values}
+            if RUNTIME in part.report.tables and None not in pids:
+                silent += [
+                    (part.report.name, pid)
+                    for pid in sorted(pid for pid in others - pids if pid is not None)
+                    if sql.rows(part.report, "launching_process", pid=pid)
+                ]
+        if silent:
+            which = ", ".join(f"pid {pid} of {name}" for name, pid in silent)
+            self.notes.warn(
+                "process_without_gpu_events",
+                len(silent),
+                f"GPU data for {shown} of {shown + len(silent)} processes: {which} launched work of which the report "
+                "holds no GPU event; nothing is said of its rank (capture again; nsys says why in its diagnostics)",
+            )
+        return silent
 
     def _doubt_world_sizes(self, ranked: Sequence[Lane]) -> None:
         """Say where the ranks and what they tell of the size of their job do not fit together."""
@@ -478,7 +582,7 @@ class _Run:
                     {
                         "process": part.first_process + code,
                         "report": number,
-                        "pid": (global_pid >> 24) & 0xFFFFFF if global_pid != NONE else None,
+                        "pid": _pid(global_pid),
                         "host": self.hosts[number],
                     }
                 )
@@ -818,7 +922,7 @@ class _Run:
         operations: pl.DataFrame,
         rank_process: dict[int, int],
         ranked: Sequence[Lane],
-    ) -> tuple[Kernels, pl.DataFrame]:
+    ) -> Matched:
         rows = np.flatnonzero(class_code == _CLASS_CODES["communication"])
         code = np.array(
             [ALL_KINDS.index(kind) if kind else NONE for kind in names["kind"].to_list()], np.int64
@@ -838,8 +942,13 @@ class _Run:
             operations, _process_of(ranked, rank[rows]), launch.thread, launch.start, launch.known, rank[rows]
         )
         worlds = [lane.world_size for lane in ranked if lane.world_size is not None]
-        found = match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
-        reasons = {how: count for how, count in sorted(found.counts.items()) if how.startswith("unmatched:")}
+        if self.silent:  # processes that worked on GPUs, too, are ranks that nobody recorded
+            worlds.append(len(ranked) + len(self.silent))
+        return match(kernels, operations, carried, rank_process, max(worlds, default=None), self.tolerance)
+
+    def _matched(self, found: Matched, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:
+        table, counts = found.on_axis({number: clock.offset_ns for number, clock in offsets.items()})
+        reasons = {how: count for how, count in sorted(counts.items()) if how.startswith("unmatched:")}
         self.notes.warn(
             "unmatched_collectives",
             sum(reasons.values()),
@@ -851,12 +960,12 @@ class _Run:
             found.offsets,
             "communicators in which the capture began at another collective on a rank; matched after shifting",
         )
-        if found.counts["order"]:
+        if counts["order"]:
             self.notes.assumptions.append(
-                f"{found.counts['order']} communication kernels are matched over ranks by stream, order and kind, "
+                f"{counts['order']} communication kernels are matched over ranks by stream, order and kind, "
                 "because no NCCL payload says which belong together (export with --include-blobs=true)"
             )
-        return kernels, found.table
+        return table
 
     def _align(
         self,
@@ -887,6 +996,15 @@ class _Run:
                 f"clocks of reports agree only to {worst / NS_PER_US:.0f} us (tolerance "
                 f"{self.tolerance / NS_PER_US:.0f} us): wait and transfer between them are not told",
             )
+        moved = {part.report.name: offsets[part.clock].offset_ns for part in self.parts}
+        far = {name: offset for name, offset in moved.items() if abs(offset) > NOTABLE_CORRECTION_NS}
+        worst_name = max(far, key=lambda name: abs(far[name]), default="")
+        self.notes.warn(
+            "clock_corrected",
+            len(far),
+            f"clocks of {len(far)} of {len(self.parts)} reports were corrected by more than 1 ms against their session "
+            f"starts, by the ends of matched collectives; most {worst_name}, by {far.get(worst_name, 0) / 1e6:+.3f} ms",
+        )
         self.notes.warn(
             "clock_unknown",
             sum(clock.method == "none" for clock in offsets.values()),

@@ -17,6 +17,8 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
+from nsysddp.join.arrivals import ROOTED, waited_for
+from nsysddp.join.groups import groups_of
 from nsysddp.model import schema
 from nsysddp.model.classify import KINDS
 
@@ -34,6 +36,7 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 _CODE = {name: code for code, name in enumerate(ALL_KINDS)}
 _SYNCHRONISING = np.isin(ALL_KINDS, SYNCHRONISING)
 _PER_RANK = np.isin(ALL_KINDS, ("all_gather", "reduce_scatter", "all_to_all"))
+_ROOTED = np.isin(ALL_KINDS, ROOTED)
 _POINT_TO_POINT = np.isin(ALL_KINDS, ("send", "recv"))
 _NONE = -1
 
@@ -53,6 +56,8 @@ REASONS = (
     "unmatched:only one rank was captured",
     "unmatched:the ranks do not show the same sequence",
     "unmatched:who sends to whom is not recorded",
+    "unmatched:which ranks form a group is not recorded",
+    "unmatched:which rank is the root is not recorded",
 )
 """Every value of the column ``match``."""
 _REASON = {text.removeprefix("unmatched:"): code for code, text in enumerate(REASONS)}
@@ -73,9 +78,10 @@ class Kernels:
         sequence: number in the communicator; -1 if unknown.
         payload: payload size in bytes; -1 if unknown.
         group_size: ranks of the communicator; -1 if unknown.
+        root: rank that is the root of a rooted operation; -1 if there is none, or it is not known.
         collective: id equal over ranks; -1 where unmatched.
         reason: position in ``REASONS``.
-        peers: send/receive: kernel to the events that it waits for.
+        peers: rooted operations, sends and receives: kernel to the events that it waits for.
     """
 
     event: Column
@@ -89,6 +95,7 @@ class Kernels:
     sequence: Column
     payload: Column
     group_size: Column
+    root: Column
     collective: Column
     reason: Column
     peers: dict[int, list[int]]
@@ -111,7 +118,8 @@ class Kernels:
 
         return cls(
             event, rank, clock, start, end, stream, kind,
-            communicator=unknown(), sequence=unknown(), payload=unknown(), group_size=unknown(), collective=unknown(),
+            communicator=unknown(), sequence=unknown(), payload=unknown(), group_size=unknown(), root=unknown(),
+            collective=unknown(),
             reason=np.zeros(event.size, np.int64), peers={},
         )  # fmt: skip
 
@@ -122,15 +130,25 @@ class Matched:
 
     Attributes:
         kernels: the kernels, with counterparts.
-        table: ``schema.COLLECTIVES``.
-        counts: value of ``match`` to how many kernels have it.
         offsets: communicators in which a rank's sequence began at another collective.
     """
 
     kernels: Kernels
-    table: pl.DataFrame
-    counts: Counter[str]
     offsets: int
+    _job: _Job
+
+    def on_axis(self, offset_of_clock: Mapping[int, int]) -> tuple[pl.DataFrame, Counter[str]]:
+        """The answer, once all kernels are on one axis.
+
+        Args:
+            offset_of_clock: what to add to the times of each clock.
+
+        Returns:
+            ``schema.COLLECTIVES``, and value of ``match`` to how many kernels have it.
+        """
+        self._job.arrivals(offset_of_clock)
+        counted = zip(*np.unique(self.kernels.reason, return_counts=True), strict=True)
+        return self._job.table(), Counter({REASONS[int(code)]: int(count) for code, count in counted})
 
 
 def match(
@@ -157,10 +175,7 @@ def match(
     job.point_to_point()
     job.by_order()
     job.number()
-    table = job.table()
-    counted = Counter(dict(zip(*np.unique(kernels.reason, return_counts=True), strict=True)))
-    counts = Counter({REASONS[int(code)]: int(count) for code, count in counted.items()})
-    return Matched(kernels, table, counts, job.shifted)
+    return Matched(kernels, job.shifted, job)
 
 
 class _Job:
@@ -208,6 +223,7 @@ class _Job:
         kernels.communicator[one] = of_operation[rows]
         kernels.sequence[one] = number[rows]
         kernels.payload[one] = size[rows]
+        kernels.root[one] = self.operations["root"].fill_null(_NONE).to_numpy()[rows]
         self.is_transfer[one] = point
         peers = self.operations["peer"].to_list()
         for kernel, some in carried.several.items():
@@ -400,12 +416,12 @@ class _Job:
                 kernels.reason[kernel] = _REASON["the counterpart was not captured"]
                 continue
             others = {other for key in keys for other in ends[key].values() if other != kernel}
+            pairs = [(ends[key]["send"], ends[key]["recv"]) for key in keys]
+            # A sender may leave before its receiver comes; nobody can receive before it was sent.
             if any(
-                kernels.clock[other] == kernels.clock[kernel]
-                and not (
-                    kernels.start[other] < kernels.end[kernel] and kernels.start[kernel] < kernels.end[other]
-                )
-                for other in others
+                kernels.clock[sender] == kernels.clock[receiver]
+                and kernels.start[sender] >= kernels.end[receiver]
+                for sender, receiver in pairs
             ):
                 kernels.reason[kernel] = _REASON["the ends do not agree"]
                 continue
@@ -483,21 +499,76 @@ class _Job:
     def _by_role(self, by_rank: Mapping[int, Column]) -> None:
         kernels = self.kernels
         whole = np.concatenate([by_rank[rank] for rank in sorted(by_rank)])
-        first = next(iter(by_rank.values()))
-        kinds = kernels.kind[first]
+        lines = [by_rank[rank] for rank in sorted(by_rank)]
+        kinds = kernels.kind[lines[0]]
         if len(by_rank) < len(self.ranks):
             self._leave(whole, "the ranks do not show the same sequence")
             return
         if len(by_rank) > 2 and (kinds == _CODE["send_recv"]).any():
             self._leave(whole, "who sends to whom is not recorded")
             return
-        if np.unique(kernels.clock[whole]).size == 1 and _SYNCHRONISING[kinds].any():
-            ends = np.stack([kernels.end[line] for line in by_rank.values()])[:, _SYNCHRONISING[kinds]]
-            if np.median(ends.max(axis=0) - ends.min(axis=0)) > self.tolerance:
-                self._leave(whole, "the ends do not agree")
-                return
-        kernels.group_size[whole] = len(by_rank)
-        self._join(whole, np.tile(np.arange(first.size), len(by_rank)), len(by_rank), "order")
+        groups: list[Column] | None = [np.arange(len(lines))]
+        if _SYNCHRONISING[kinds].any():
+            synchronising = np.stack(lines)[:, _SYNCHRONISING[kinds]]
+            groups = groups_of(
+                kernels.start[synchronising],
+                kernels.end[synchronising],
+                np.array([kernels.clock[line[0]] for line in lines]),
+                self.tolerance,
+            )
+        elif len(lines) > 3:
+            groups = None  # ends of other kinds need not lie together: nothing tells the groups
+        if groups is None:
+            why = "which ranks form a group is not recorded" if len(lines) > 3 else "the ends do not agree"
+            self._leave(whole, why)
+            return
+        for group in groups:
+            members = np.concatenate([lines[number] for number in group])
+            kernels.group_size[members] = group.size
+            self._join(members, np.tile(np.arange(kinds.size), group.size), group.size, "order")
+
+    # --- whom it waited for ---------------------------------------------------------------------------------------
+
+    def arrivals(self, offset_of_clock: Mapping[int, int]) -> None:
+        """Whom the kernels of rooted operations, sends and receives waited for, on the common axis."""
+        kernels = self.kernels
+        shift = np.array([offset_of_clock[int(clock)] for clock in np.unique(kernels.clock)], dtype=np.int64)
+        moved = shift[np.searchsorted(np.unique(kernels.clock), kernels.clock)] if shift.size else 0
+        start, end = kernels.start + moved, kernels.end + moved
+        rows = np.flatnonzero((kernels.collective >= 0) & _ROOTED[kernels.kind])
+        found = waited_for(
+            kernels.event[rows],
+            kernels.collective[rows],
+            np.asarray(ALL_KINDS)[kernels.kind[rows]],
+            kernels.rank[rows],
+            self._roots()[rows],
+            start[rows],
+            end[rows],
+        )
+        for row, peers, fits in zip(rows.tolist(), found["peers"].to_list(), found["fits"], strict=True):
+            if not fits or peers is None:
+                why = "which rank is the root is not recorded" if fits else "the ends do not agree"
+                kernels.collective[row] = _NONE
+                kernels.reason[row] = _REASON[why]
+            else:
+                kernels.peers[row] = peers
+        began = dict(zip(kernels.event.tolist(), start.tolist(), strict=True))
+        for row in np.flatnonzero((kernels.collective >= 0) & (kernels.kind == _CODE["send_recv"])).tolist():
+            if row in kernels.peers:
+                present = [peer for peer in kernels.peers[row] if began[peer] < end[row]]
+                kernels.peers[row] = present or [int(kernels.event[row])]
+
+    def _roots(self) -> Column:
+        """Rank of the job that is each kernel's root, from the root's number inside its communicator; -1 if unknown."""
+        kernels = self.kernels
+        roots = np.full(kernels.event.size, _NONE, dtype=np.int64)
+        rows = np.flatnonzero((kernels.root >= 0) & (kernels.communicator >= 0) & _ROOTED[kernels.kind])
+        if rows.size:
+            rank_of = {(communicator, own): rank for (rank, communicator), own in self._own_ranks().items()}
+            roots[rows] = [
+                rank_of.get((int(kernels.communicator[row]), int(kernels.root[row])), _NONE) for row in rows
+            ]
+        return roots
 
     # --- the answer -----------------------------------------------------------------------------------------------
 

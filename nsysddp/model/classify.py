@@ -35,7 +35,8 @@ KINDS = (
 )
 _KERNEL_CLASSES = ("communication", "spin", "compute")
 _LOOKS_COLLECTIVE = re.compile(
-    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|allreduce|broadcast_kernel|lamport)"
+    r"(?i)(?!triton_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|a2a|broadcast_kernel|lamport|multimem"
+    r"|nvls|symm_?mem|ubx_|(^|_)lsa_|reshard|send_?recv|(ep|moe|expert)_?(dispatch|combine)|(dispatch|combine)_?(ep|tokens))"
 )
 
 

@@ -11,13 +11,35 @@ from typing import NamedTuple
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
+ASKED_PHASES = ("forward", "backward", "optimizer")
+"""Phases without which something cannot be answered."""
+
 DEFAULT_STEP_PATTERN = r"(step|iter(ation)?|ProfilerStep#?)[ _#:]?\d+"
 """Full match, case-insensitive (definitions: step window)."""
 
+WELL_KNOWN_STEP_PATTERNS = (
+    r"(global[ _-]?|train(ing)?[ _-]?)(step|iter(ation)?|batch)[ _#:=-]*\d+",  # own loops, NeMo
+    r"(\[pl\]\[profile\])?run_training_batch",  # Lightning
+    r"(DeepSpeedEngine\.|PipelineEngine\.)?train_batch([ _#:-]*\d+)?",  # DeepSpeed
+    r"train(ing)?[ _-]?(step|iter(ation)?|batch)",  # Megatron, Megatron Bridge
+    r"batch[ _#:=-]*\d+",
+    r"train",  # JAX: StepTraceAnnotation("train", step_num=...)
+)
+"""Names of steps in use, tried in this order where none has the default form; full match, case-insensitive."""
+
+_ENGINE = r"((model|loss|engine|\w*Engine|DDP|DistributedDataParallel|FSDP)[ _.:-]?)?"
+_LIGHTNING = r"|(\[pl\]\[profile\])?\[(Strategy|LightningModule)\]\w+\."
+
 DEFAULT_PHASE_PATTERNS = {
-    "forward": r"(model[ _.:]?)?(forward|fwd|fprop)([ _]?(pass|step))?",
-    "backward": r"(model[ _.:]?|loss[ _.:]?)?(backward|bwd|bprop)([ _]?(pass|step))?",
-    "optimizer": r"(optimizer|optim|opt)([ _.:]?(step|update))?|Optimizer\.step#.*",
+    "forward": _ENGINE
+    + r"(forward|fwd|fprop)([ _-]?(pass|step|compute))?"
+    + _LIGHTNING
+    + r"(training_step|forward)",
+    "backward": _ENGINE + r"(backward|bwd|bprop)([ _-]?(pass|step|compute))?" + _LIGHTNING + r"backward",
+    "optimizer": r"(\w*Engine[ _.:-]?step|(optimizer|optim|opt)([ _.:-]?(step|update|inner[ _-]?step))?)"
+    + r"|Optimizer\.step#.*"
+    + _LIGHTNING
+    + r"optimizer_step",
     "data": r"(data|batch|input|dataloader|data[ _]?load(er|ing)?|load[ _]?(data|batch)|next[ _]?batch|get[ _]?batch)",
 }
 """How people name their phases; full match, case-insensitive."""

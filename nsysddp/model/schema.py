@@ -363,7 +363,7 @@ COLLECTIVES = _table(
         (
             "ready_peers",
             pl.List(pl.Int64()),
-            "send/receive: rows of EVENTS it waits for; null for collectives",
+            "rooted operations, sends and receives: rows of EVENTS it waits for or itself; null where all wait for all",
         ),
     ],
 )

@@ -95,6 +95,7 @@ class Trace:
         process_of_rank: rank to row of ``processes``.
         clock_tolerance_ns: clock residual above which wait and transfer are not told.
         step_pattern, phase_patterns: the patterns that decided which ranges were read.
+        other_ranges: names of ranges that repeat, as they are shown, where no range is named like a step or a phase.
         rules_sha256: hash of the user's kernel rules; None if only the shipped ones decide.
     """
 
@@ -111,6 +112,7 @@ class Trace:
     step_pattern: str = DEFAULT_STEP_PATTERN
     phase_patterns: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PHASE_PATTERNS))
     rules_sha256: str | None = None
+    other_ranges: tuple[str, ...] = ()
     launches: pl.DataFrame | None = None
     shapes: pl.DataFrame | None = None
     calls: pl.DataFrame | None = None

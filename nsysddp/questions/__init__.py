@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "ANALYSES": "analysis",
     "Context": "context",
+    "Selection": "steps",
     "analyze": "analysis",
     "answer": "analysis",
     "ask": "question",
     "context_of": "context",
 }
 
-__all__ = ["ANALYSES", "Context", "analyze", "answer", "ask", "context_of"]
+__all__ = ["ANALYSES", "Context", "Selection", "analyze", "answer", "ask", "context_of"]
 
 if TYPE_CHECKING:
     from nsysddp.questions.analysis import ANALYSES, analyze, answer
     from nsysddp.questions.context import Context, context_of
     from nsysddp.questions.question import ask
+    from nsysddp.questions.steps import Selection
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from nsysddp.join.arrivals import ROOTED
 from nsysddp.model import schema
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import gbps
@@ -98,7 +99,11 @@ def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ready_of_peers(trace: Trace, matched: pl.DataFrame) -> pl.DataFrame:
-    """Sends and receives: ready is the latest start over the kernels of all peers and the kernel itself."""
+    """Where not all wait for all: ready is the latest start over the kernels waited for and the kernel itself.
+
+    The shortest kernel tells the bandwidth; of a rooted operation, which a rank may leave before others arrive, the
+    time from the last arrival to the last end does.
+    """
     transfers = matched.filter(pl.col("ready_peers").is_not_null()).select("event", "ready_peers")
     themselves = transfers.select("event", pl.col("event").alias("ready_peers"))
     pairs = pl.concat([transfers.explode("ready_peers").drop_nulls(), themselves])
@@ -108,10 +113,16 @@ def _ready_of_peers(trace: Trace, matched: pl.DataFrame) -> pl.DataFrame:
         trace.events["end_ns"].gather(peers),
         trace.events["rank"].gather(peers).cast(pl.Int64),
     )
-    return looked_up.group_by("event").agg(
+    found = looked_up.group_by("event").agg(
         pl.col("start_ns").max().alias("ready_ns"),
         (pl.col("end_ns") - pl.col("start_ns")).min().alias("shortest_ns"),
         pl.col("rank").sort_by("start_ns", "rank").last().alias("last_rank"),
+    )
+    after_last = matched.filter(pl.col("kind").is_in(ROOTED)).select(
+        "event", last_ns=(pl.col("end_ns").max() - pl.col("start_ns").max()).over("collective_id")
+    )
+    return found.join(after_last, on="event", how="left").select(
+        "event", "ready_ns", pl.coalesce("last_ns", "shortest_ns").alias("shortest_ns"), "last_rank"
     )
 
 
@@ -284,11 +295,15 @@ def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
         return schema.STRAGGLER.empty()
     per = known.group_by("collective_id").agg(
         pl.col("start_ns").min().alias("earliest"),
-        pl.col("wait_ns").sum().alias("all_wait"),
         pl.len().alias("ranks"),
     )
-    known = known.join(per.filter(pl.col("ranks") > 1), on="collective_id", how="inner").with_columns(
-        (pl.col("last_rank") == pl.col("rank")).alias("is_last")
+    # In a rooted operation ranks wait for different ones: last is whom another waited for.
+    others = known.filter(pl.col("last_rank") != pl.col("rank"))
+    blamed = others.group_by("collective_id", rank="last_rank").agg(pl.col("wait_ns").sum().alias("imposed"))
+    known = (
+        known.join(per.filter(pl.col("ranks") > 1), on="collective_id", how="inner")
+        .join(blamed, on=["collective_id", "rank"], how="left")
+        .with_columns(pl.col("imposed").is_not_null().alias("is_last"))
     )
     last = pl.col("is_last")
     skew = pl.col("start_ns") - pl.col("earliest")
@@ -297,7 +312,7 @@ def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
         last.sum().alias("collectives_last"),
         skew.filter(last).sum().alias("arrival_skew_sum_ns"),
         skew.filter(last).max().fill_null(0).alias("arrival_skew_max_ns"),
-        (pl.col("all_wait") - pl.col("wait_ns")).filter(last).sum().alias("imposed_wait_ns"),
+        pl.col("imposed").sum().alias("imposed_wait_ns"),
         pl.col("phase").sort_by("start_ns").filter(last.sort_by("start_ns")).first().alias("first_phase"),
         pl.col("start_ns").min().alias("at"),
     )

@@ -29,6 +29,8 @@ CODES: dict[str, str] = {
     "no_communication": "a rank ran no communication kernels: overlap is not applicable",
     "communication_on_compute_stream": "communication runs on the stream that computes, so it cannot overlap",
     "whole_graph": "CUDA graphs were traced as one span: what they hold is unknown",
+    "gpu_data_missing": "a process launched work of which the report holds no GPU event",
+    "shared_gpu": "ranks ran on one physical GPU, so their computing times include each other's",
     "capture_incomplete": "nsys itself says that events can be missing",
     "suspected_collectives": "kernels that no rule knows are named like collectives",
     "clock_unusable": "clocks of the reports do not agree well enough to split wait from transfer",
@@ -43,6 +45,7 @@ _MOSTLY = 0.5
 def find(result: Result, attribution: Attribution) -> tuple[Finding, ...]:
     """All findings, most important first; ties keep a fixed order."""
     made = [
+        *_warned(result),
         *_overlap(result),
         *_waiting(result),
         *_no_communication(result),
@@ -53,6 +56,24 @@ def find(result: Result, attribution: Attribution) -> tuple[Finding, ...]:
         *_warm_up(result),
     ]
     return tuple(sorted(made, key=lambda finding: -finding.severity))
+
+
+_FROM_WARNINGS = {"process_without_gpu_events": ("gpu_data_missing", 110), "shared_gpu": ("shared_gpu", 105)}
+"""Warnings that a reader must know before anything else: code and severity of the finding."""
+
+
+def _warned(result: Result) -> Iterator[Finding]:
+    for warning in result.warnings:
+        if warning.code in _FROM_WARNINGS:
+            code, severity = _FROM_WARNINGS[warning.code]
+            yield Finding(
+                code,
+                f"{warning.message[0].upper()}{warning.message[1:]}.",
+                value=warning.count,
+                unit="count",
+                rows=({"table": "rank"},),
+                severity=severity,
+            )
 
 
 def _totals(result: Result) -> list[dict[str, Any]]:
@@ -193,7 +214,8 @@ def _silent(result: Result, totals: Sequence[Mapping[str, Any]]) -> list[int]:
 def _missing(result: Result) -> int:
     """How many ranks of the job are not in the trace, as far as the ranks tell the size of their job."""
     worlds = result["rank"]["world_size"].drop_nulls().to_list()
-    return max(max(worlds, default=0) - len(result.trace.rank_numbers), 0)
+    silent = sum(one.count for one in result.warnings if one.code == "process_without_gpu_events")
+    return max(max(worlds, default=0) - len(result.trace.rank_numbers), silent)
 
 
 def _span(result: Result) -> str:

@@ -265,11 +265,11 @@ def _tails(
     split: Split,
     last_range: Mapping[int, int],
 ) -> list[dict[str, int | None]]:
-    """Communication after the last backward compute of each step (definitions, "Tail").
+    """Reduction of gradients after the last backward compute of each step (definitions, "Tail").
 
-    comm_finish = end of the last communication event launched in backward; backward_finish = end of the last compute
-    event launched in backward no later than the launch of that communication event. With several backward ranges in a
-    step the last counts.
+    comm_finish = end of the last gradient reduction of the step; backward_finish = end of the last compute event
+    launched in backward no later than the launch of that reduction. With several backward ranges in a step the last
+    counts. Null where no reduction is seen.
     """
     nothing: dict[str, int | None] = dict.fromkeys(
         ("tail_communication_ns", "tail_wait_ns", "tail_transfer_ns")
@@ -277,45 +277,80 @@ def _tails(
     if not last_range or trace.launches is None:
         return [nothing] * len(windows)
     first, last = trace.rows_of(rank)
-    counts = np.zeros(attribution.phases.height + 1, dtype=bool)
-    counts[list(last_range.values())] = True
-    of_range = attribution.phase_range[first:last]
-    inside = counts[of_range]  # no phase (-1) is the last place, which never counts
+    size = max(last_range) + 1
+    range_of = np.full(size + 1, -2, dtype=np.int64)  # no step (-1) is the last place, which has no range
+    range_of[list(last_range)] = list(last_range.values())
+    step = np.minimum(attribution.step[first:last], size)
+    in_backward = attribution.phase_range[first:last] == range_of[step]
     end, launch = (
         trace.events_of(rank)["end_ns"].to_numpy(),
-        trace.launches["launch_ns"].slice(first, last - first),
+        trace.launches["launch_ns"].slice(first, last - first).fill_null(_NEVER).to_numpy(),
     )
-    rows = np.flatnonzero(inside & trace.is_class(rank, ["communication"]))
-    launched = launch[rows].to_numpy()
-    order = np.lexsort((launched, end[rows]))  # the last of a range comes last, and is what stays
-    limit, finish = np.full(counts.size, _NEVER), np.full(counts.size, _NEVER)
-    limit[of_range[rows][order]], finish[of_range[rows][order]] = launched[order], end[rows][order]
-    rows = np.flatnonzero(inside & trace.is_class(rank, ["compute", "spin"]))
-    rows = rows[launch[rows].to_numpy() <= limit[of_range[rows]]]
-    latest = np.full(counts.size, _NEVER)
-    np.maximum.at(latest, of_range[rows], end[rows])
-    spans = {
-        number: (int(latest[number]) if latest[number] > _NEVER else None, int(finish[number]))
-        for number in np.flatnonzero(finish > _NEVER).tolist()
-    }
-    of_window = [
-        spans.get(last_range[window.step], (0, 0)) if window.step in last_range else (None, 0)
-        for window in windows
-    ]
-    begun = np.array([begin or 0 for begin, _ in of_window], dtype=np.int64)
-    finished = np.array([finish for _, finish in of_window], dtype=np.int64)
-    told = split.unsplit.length_within(begun, finished) == 0
+    rows = _gradient_reductions(trace, attribution, rank, step, in_backward, range_of, launch)
+    order = np.lexsort((launch[rows], end[rows]))  # the last of a step comes last, and is what stays
+    limit, finish = np.full(size + 1, _NEVER), np.full(size + 1, _NEVER)
+    limit[step[rows][order]], finish[step[rows][order]] = launch[rows][order], end[rows][order]
+    rows = np.flatnonzero(in_backward & trace.is_class(rank, ["compute", "spin"]))
+    rows = rows[launch[rows] <= limit[step[rows]]]
+    latest = np.full(size + 1, _NEVER)
+    np.maximum.at(latest, step[rows], end[rows])
+    of_window = np.minimum([window.step if window.step >= 0 else size for window in windows], size)
+    known = (finish[of_window] > _NEVER) & (latest[of_window] > _NEVER)
+    begun = np.where(known, latest[of_window], 0)
+    finished = np.where(known, finish[of_window], 0)
+    split_known = split.unsplit.length_within(begun, finished) == 0
     waits, transfers = (some.length_within(begun, finished).tolist() for some in (split.wait, split.transfer))
     return [
-        nothing
-        if of_window[number][0] is None
-        else {
+        {
             "tail_communication_ns": length,
-            "tail_wait_ns": waits[number] if told[number] else None,
-            "tail_transfer_ns": transfers[number] if told[number] else None,
+            "tail_wait_ns": waits[number] if split_known[number] else None,
+            "tail_transfer_ns": transfers[number] if split_known[number] else None,
         }
+        if known[number]
+        else nothing
         for number, length in enumerate(np.maximum(finished - begun, 0).tolist())
     ]
+
+
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+_SMALL_BYTES = 1024
+"""Reductions after backward of up to this size are norms, losses and flags, not gradients."""
+
+
+def _gradient_reductions(
+    trace: Trace,
+    attribution: Attribution,
+    rank: int,
+    step: NDArray[Any],
+    in_backward: NDArray[np.bool_],
+    range_of: NDArray[np.int64],
+    launch: NDArray[Any],
+) -> NDArray[np.int64]:
+    """Which of the rank's events reduce gradients (row numbers within the rank)?
+
+    What backward launched and is a reduction, or names no kind; and reductions that were launched later in the step, if
+    backward launched none or their size says that they hold gradients.
+    """
+    first, last = trace.rows_of(rank)
+    event = trace.collectives["event"].to_numpy()
+    mine = slice(*np.searchsorted(event, (first, last)))
+    rows = event[mine] - first
+    kind = trace.collectives["kind"][mine].fill_null("unknown")
+    size = trace.collectives["bytes"][mine].fill_null(0).to_numpy()
+    reduces = kind.is_in(_REDUCING).to_numpy()
+    within = in_backward[rows] & (reduces | kind.is_in(["unknown", "grouped"]).to_numpy())
+    counted = np.zeros(range_of.size, dtype=bool)
+    counted[step[rows[within]]] = True
+    begins = np.append(attribution.phases["start_ns"].to_numpy(), np.iinfo(np.int64).max)
+    of_step = range_of[step[rows]]
+    later = (of_step >= 0) & ~in_backward[rows] & (launch[rows] >= begins[np.maximum(of_step, -1)])
+    large = size > _SMALL_BYTES
+    has_large = np.zeros(range_of.size, dtype=bool)
+    has_large[step[rows[later & reduces & large]]] = True
+    alone = ~counted[step[rows]] & (large | ~has_large[step[rows]])
+    found: NDArray[np.int64] = rows[within | (later & reduces & (large | alone))]
+    return found
 
 
 def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.DataFrame:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.warnings import OF_THE_WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,7 +125,10 @@ class Question:
             )
         self.check(context.selection)
         values = {one.name: one.default for one in self.options} | options
-        return replace(self.run(context, values), request=context.request(self.name, values))
+        result = self.run(context, values)
+        whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
+        warnings = (*whole, *(one for one in result.warnings if one not in whole))
+        return replace(result, warnings=warnings, request=context.request(self.name, values))
 
 
 _DEFINES = re.compile(r"^QUESTION\b", re.MULTILINE)

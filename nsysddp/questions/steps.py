@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from nsysddp.model.errors import NoGpuEvents, UsageError
+from nsysddp.model.markers import ASKED_PHASES
 from nsysddp.model.names import ranks_text
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
@@ -256,7 +258,8 @@ def _by_time(windows_of_rank: Sequence[Window], start: Times) -> NDArray[Any]:
     edges = np.array([window.start for window in windows_of_rank])
     place = np.searchsorted(edges, start, side="right") - 1
     index = np.array([window.step for window in windows_of_rank])
-    inside = (place >= 0) & (start < windows_of_rank[-1].end)
+    closes = np.array([window.end for window in windows_of_rank])
+    inside = (place >= 0) & (start < closes[np.maximum(place, 0)])
     return np.where(inside, index[np.maximum(place, 0)], -1)
 
 
@@ -280,18 +283,12 @@ def _step_ranges(trace: Trace) -> tuple[pl.DataFrame, int]:
     named = _named(trace, trace.step_pattern)
     cut_off = _cut_off(trace, named)
     found = named.filter(~cut_off).sort("process", "text", "start_ns", "end_ns")
-    occurrence: list[int] = []
-    last: tuple[int, str] | None = None
-    number, reach = 0, 0
-    for process, text, start, end in found.select("process", "text", "start_ns", "end_ns").iter_rows():
-        if (process, text) != last:
-            number, reach, last = 0, end, (process, text)
-        elif start >= reach:
-            number, reach = number + 1, end
-        else:
-            reach = max(reach, end)
-        occurrence.append(number)
-    counted = found.rename({"text": "name"}).with_columns(pl.Series("occurrence", occurrence, dtype=pl.Int64))
+    occurrence = np.zeros(found.height, dtype=np.int64)
+    texts = found.select("process", "text").to_struct("key").rle_id().to_numpy()
+    thread, start, end = (found[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    for rows in np.split(np.arange(found.height), np.flatnonzero(np.diff(texts)) + 1):
+        occurrence[rows] = _occurrences(thread[rows], start[rows], end[rows])
+    counted = found.rename({"text": "name"}).with_columns(occurrence=occurrence)
     outer = _without_nested(counted)
     order = (
         outer.group_by("name", "occurrence")
@@ -304,6 +301,51 @@ def _step_ranges(trace: Trace) -> tuple[pl.DataFrame, int]:
         "process", "thread", "start_ns", "end_ns", "name", "step_index"
     )
     return numbered, int(cut_off.sum())
+
+
+def _occurrences(thread: NDArray[Any], start: Times, end: Times) -> NDArray[np.int64]:
+    """Which occurrence of its name is each range of one process, in order of start?
+
+    Ranges that overlap on one thread are one occurrence. Where several threads name their steps alike (one drives each
+    GPU) the thread with the most of them leads: ranges of another thread are its occurrences one by one if they are as
+    many and overlap so, else each is the one that it overlaps most; what overlaps none is an occurrence of its own.
+    """
+    blocks: dict[int, list[tuple[int, int]]] = {}  # of each thread: start, end of what overlaps
+    block = np.empty(thread.size, dtype=np.int64)
+    for row, (number, first, last) in enumerate(
+        zip(thread.tolist(), start.tolist(), end.tolist(), strict=True)
+    ):
+        mine = blocks.setdefault(number, [])
+        if mine and first < mine[-1][1]:
+            mine[-1] = (mine[-1][0], max(mine[-1][1], last))
+        else:
+            mine.append((first, last))
+        block[row] = len(mine) - 1
+    leading = max(blocks.values(), key=lambda mine: (len(mine), -mine[0][0]), default=[])
+    begins = np.array([first for first, _ in leading])
+    chosen: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, mine in blocks.items():
+        one_by_one = len(mine) == len(leading) and all(map(_overlap, mine, leading))
+        for place, (first, last) in enumerate(mine):
+            low = max(int(np.searchsorted(begins, first, side="right")) - 1, 0)
+            high = int(np.searchsorted(begins, last, side="left"))
+            near = [span for span in leading[low:high] if _overlap(span, (first, last))]
+            chosen[number, place] = (
+                leading[place]
+                if one_by_one
+                else max(
+                    near, key=lambda span: min(last, span[1]) - max(first, span[0]), default=(first, last)
+                )
+            )
+    order = {span: place for place, span in enumerate(sorted(set(chosen.values())))}
+    return np.array(
+        [order[chosen[number, place]] for number, place in zip(thread.tolist(), block.tolist(), strict=True)],
+        dtype=np.int64,
+    )
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _cut_off(trace: Trace, steps: pl.DataFrame) -> pl.Series:
@@ -421,8 +463,13 @@ def _rank_windows(trace: Trace, rank: int, step: NDArray[Any]) -> list[Window]:
             begin = max(begin, int(compute_closes[numbers[place - 1]]))
             begin = max(min(begin, int(compute_opens[number])), starts[-1])
         starts.append(begin)
-    final = max(int(closes[numbers[-1]]), starts[-1])
-    ends = [*starts[1:], final]
+    # A window ends where the next step begins; it does not stretch over steps in which the rank launched nothing.
+    own = [max(int(closes[number]), begin) for number, begin in zip(numbers, starts, strict=True)]
+    follows = [after == number + 1 for number, after in pairwise(numbers)]
+    ends = [
+        after if is_next else min(after, mine)
+        for after, is_next, mine in zip(starts[1:], follows, own[:-1], strict=True)
+    ] + [own[-1]]
     return [Window(rank, number, a, b) for number, a, b in zip(numbers, starts, ends, strict=True)]
 
 
@@ -482,6 +529,7 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
                 "a last step that was still running when the profiler stopped is left out",
             )
         )
+    warnings.extend(_missing_phases(trace, attribution))
     if attribution.by_time:
         warnings.append(
             Warning(
@@ -518,6 +566,23 @@ def steady(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(~pl.col("is_warmup") | pl.col("is_warmup").all().over("rank"))
 
 
+def _others(trace: Trace, option: str) -> str:
+    """How other ranges are named that repeat, and the option that takes such a name."""
+    if not trace.other_ranges:
+        return f" (give {option})"
+    return f" (ranges that repeat: {', '.join(trace.other_ranges)}; give one with {option})"
+
+
+def _missing_phases(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
+    """Phases of which no range is named, where there are steps."""
+    named = set(attribution.phases["phase"].unique().to_list())
+    missing = [name for name in ASKED_PHASES if name not in named]
+    if not missing:
+        return ()
+    what = f"no range is named like {' or '.join(missing)}{_others(trace, '--phase-pattern NAME=REGEX')}"
+    return (Warning("missing_phases", len(missing), what),)
+
+
 def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
     if trace.launches is None:
         reason = (
@@ -530,7 +595,7 @@ def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
     elif not any("nvtx" in one.capabilities for one in trace.inputs):
         reason = "the report holds no NVTX ranges (capture with --trace=cuda,nvtx and mark steps)"
     else:
-        reason = "no NVTX range is named like a step (give --step-pattern)"
+        reason = f"no NVTX range is named like a step{_others(trace, '--step-pattern')}"
     return (Warning("no_steps", 1, f"{reason}; the whole capture is one window"),)
 
 

@@ -59,6 +59,11 @@ def print_report(screen: Console, found: Inspection) -> None:
         mark = Text("yes", style="green") if ability.answered else Text("no", style="red")
         answers.add_row(mark, ability.question, "" if ability.answered else ability.remedy)
     screen.print(answers)
+    if found.families:
+        screen.print()
+        screen.print(Text("Ranges that repeat (for --step-pattern and --phase-pattern)", style="bold"))
+        for line in found.families:
+            screen.print(Text(f"  {line}"))
     if found.diagnostics:
         screen.print()
         screen.print(Text("nsys itself says", style="bold"))
