@@ -101,7 +101,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     trace = context.trace
     if trace.shapes is None:
         raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
-    kernels = _kernels(context)
+    kernels = executions(context)
     transfers = _transfers(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
@@ -140,7 +140,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
 # --- executions: what is compared ---------------------------------------------------------------------------
 
 
-def _kernels(context: Context) -> pl.DataFrame:
+def executions(context: Context) -> pl.DataFrame:
     """Every compute and spin kernel with its group, duration and time beside communication."""
     trace = context.trace
     assert trace.shapes is not None
@@ -216,8 +216,9 @@ def _transfers(context: Context) -> pl.DataFrame:
 
 
 def _codes(texts: pl.Series) -> Ints:
-    """A small number per distinct text, 0 for null."""
-    codes = texts.cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
+    """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
+    known = pl.Enum(texts.drop_nulls().unique().sort())
+    codes = texts.cast(pl.String).cast(known).to_physical().cast(pl.Int64) + 1
     numbers: Ints = codes.fill_null(0).to_numpy()
     return numbers
 
