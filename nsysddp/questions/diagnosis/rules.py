@@ -143,7 +143,7 @@ def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple
     gradients = unlaunched & reduces[event]
     small = np.zeros(event.size, dtype=bool)
     if facts.link is not None and facts.link.has_latency and gradients.any():
-        size = bytes_of(context)[event]
+        size = bytes_of(context, facts.link)[event]
         rows = np.flatnonzero(gradients & (size > 0))
         small[rows] = [facts.link.latency_ratio(of) > SLOW_LINK for of in size[rows]]
     return gradients, small
