@@ -128,7 +128,7 @@ def diagnose(context: Context) -> Result:
     facts = Facts.of(context)
     pieces = pieces_of(paths)
     parts = given_to_causes(context, facts, cut_at_causes(context, graph, pieces))
-    per_step = per_step_of(parts, paths)
+    per_step = per_step_of(parts)
     assert_bounds(per_step)
     evidence = evidence_of(parts)
     rows = [*costs_of(context, parts, per_step, paths, facts), *faults(context, graph, paths)]

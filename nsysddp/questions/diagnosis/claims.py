@@ -43,6 +43,9 @@ _DOUBTS = {
 _SMALL = 0.02
 """Below this share of the step a cause is within what the method leaves open."""
 
+_OPEN = 0.05
+"""With more than this share of the path unresolved a cost is no bound."""
+
 _MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets")
 
 
@@ -100,6 +103,7 @@ class Case:
         parts: its rows of ``diagnosis_evidence``.
         rate: bandwidth of its collectives, if they are large.
         grade: what the critical path rests on.
+        unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
     """
 
     cause: Cause
@@ -114,12 +118,15 @@ class Case:
     parts: pl.DataFrame
     rate: Rate | None
     grade: str
+    unresolved_ratio: float
 
     def confidence(self, facts: Facts) -> tuple[str, str | None]:
         """How sure, and why not more."""
         code = self.cause.code
         if self.grade != "full":
             return "low", "the critical path rests on a lower grade of evidence"
+        if self.unresolved_ratio > _OPEN:
+            return "low", f"{self.unresolved_ratio:.0%} of the path is unresolved: part of that may be its"
         if code == "straggler" and self.rank is None:
             return "low", "the late rank changes: jitter rather than one straggler"
         if self.found < 0.5 * self.steps:

@@ -11,16 +11,17 @@ from nsysddp.model.result import Result
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import Case, rate_of
 from nsysddp.questions.diagnosis.facts import Facts
+from nsysddp.questions.diagnosis.rules import UNRESOLVED
 
 if TYPE_CHECKING:
     from nsysddp.questions import Context
 
 
-def per_step_of(parts: pl.DataFrame, paths: Result) -> pl.DataFrame:
+def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
     """Cost of each cause in each step: the least over the step's paths; what only some paths have costs nothing."""
-    steps = paths["critical_path_step"].select("step", "step_index", "path_ns")
     count = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    shortest = steps.group_by("step_index").agg(pl.col("path_ns").min())
+    lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
+    shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     return (
         parts.group_by("step", "step_index", "path", "cause")
         .agg(pl.col("cost_ns").sum())
@@ -70,6 +71,9 @@ def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+_LEAST = 0.0005
+"""Below this share of the step a cause is not reported."""
+
 _SPREAD_OUT = 0.6
 """A rank (phase) with at least this share of a cause is named."""
 
@@ -86,9 +90,10 @@ def costs_of(
     grade = paths["critical_path_step"]["grade"][0]
     rows = []
     sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
+    unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
     for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
         cost = round(total / steps)
-        if code not in BY_CODE or not cost:
+        if code not in BY_CODE or total < _LEAST * path:
             continue
         own = weighted.filter(pl.col("cause") == code)
         case = Case(
@@ -104,6 +109,7 @@ def costs_of(
             parts=evidence.filter(pl.col("cause") == code),
             rate=rate_of(context, own, facts),
             grade=grade,
+            unresolved_ratio=unresolved / path,
         )
         confidence, doubt = case.confidence(facts)
         rows.append(
