@@ -628,7 +628,7 @@ def test_a_collective_queued_behind_the_rank_s_own_is_no_lateness() -> None:
 
 
 def test_slow_transfers_in_one_group_are_nobody_s_lateness() -> None:
-    """Reduce-scatter in groups {0, 1} and {2, 3}, the second of which is slow; then all-reduces of {0, 2} and {1, 3}."""
+    """Reduce-scatter in groups {0, 1} and {2, 3}, the second slow; then all-reduces of {0, 2} and {1, 3}."""
     scene = Scene()
     scatters, reductions = {}, {}
     for rank in range(4):

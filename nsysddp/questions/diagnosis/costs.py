@@ -71,7 +71,7 @@ def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_LEAST = 0.0005
+_LEAST = 0.0002
 """Below this share of the step a cause is not reported."""
 
 _SPREAD_OUT = 0.6
