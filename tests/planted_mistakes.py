@@ -370,6 +370,48 @@ MISTAKES = (
         "& (graph.lines.end - graph.lines.start > 0)",
         IDLE,
     ),
+    Mistake(
+        "a collective that takes the one ahead on its own stream for its producer",
+        "dependencies/queues.py",
+        "[row for row in pending[at] if lane_of[row] != at]",
+        "list(pending[at])",
+        ("tests/test_buckets.py", "-k", "ahead_on_its_stream"),
+    ),
+    Mistake(
+        "a queue that remembers only its newest wait",
+        "dependencies/queues.py",
+        "pending[at] = merged(pending[at], target)",
+        "pending[at] = target",
+        ("tests/test_whatif.py", "-k", "did_not_bind"),
+    ),
+    Mistake(
+        "a synchronising call that must not return before the recorded end",
+        "dependencies/host.py",
+        "returned = self.returned[call] + CLOCK_NS",
+        "returned = self.returned[call]",
+        ("tests/test_critical_path.py", "-k", "returns_early"),
+    ),
+    Mistake(
+        "a call that had not to wait, and never will",
+        "dependencies/replay.py",
+        "holding=events + lines.holds.owner,",
+        "holding=events + np.where(lines.awaited[lines.holds.owner] >= 0, lines.holds.owner, 0),",
+        ("tests/test_whatif.py", "-k", "synchronising_call"),
+    ),
+    Mistake(
+        "a segment that forgets launches before its last",
+        "dependencies/condensed.py",
+        "most: Floats = value[order[np.maximum.accumulate(rank + number) - number]]",
+        "most: Floats = value",
+        ("tests/test_whatif.py", "-k", "solution_of_its_equations"),
+    ),
+    Mistake(
+        "kernels that keep the contention of longer communication",
+        "questions/whatif/slowing.py",
+        "lasting: Floats = goal + after - start",
+        "lasting: Floats = goal + share * beside.length_ns - start",
+        ("tests/test_whatif.py", "-k", "run_alone_earlier"),
+    ),
 )
 
 

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from scene import MS, Scene, shown
 
+from nsysddp.dependencies import replay
 from nsysddp.dependencies.graph import ALL_RULES, Graph, Rule, build, check
 from nsysddp.dependencies.host import Blocking, blocking_kind
 from nsysddp.model.errors import UsageError
@@ -430,6 +431,27 @@ def test_a_call_that_returns_early_is_no_host_stall(name: str) -> None:
     taken = {kind: duration / MS for kind, duration in kinds.select("kind", "duration_ns").iter_rows()}
     assert taken["compute"] == pytest.approx(19.895 + 4.7)
     assert taken.get("host", 0) + taken.get("sync", 0) + taken["host_gap"] < 0.3
+
+
+def test_a_call_that_returned_before_a_short_copy_began_waited_for_the_work_ahead() -> None:
+    """
+    main   [a][copy][------ synchronise 1-19.997 ------)[b 20.1-20.2)
+    s7        a 0.1-19.999                     copy 20.000-20.002       b 20.3-25
+    """
+    scene = Scene()
+    scene.launch(0, 7, (0.1, 19.999), "a", ("main", 0, 0.1))
+    by = ("main", 0.2, 0.3)
+    scene.launch(0, 7, (20, 20.002), "[CUDA memcpy DtoH]", by, kind="memory", api="cudaMemcpyAsync")
+    scene.synchronise(0, (1, 19.997), "cudaStreamSynchronize", stream=7)
+    scene.launch(0, 7, (20.3, 25), "b", ("main", 20.1, 20.2))
+    trace = scene.trace()
+    graph = build(trace)
+    check(graph)
+    path = path_of(trace, graph)
+    assert ("compute", 0, "a", 0.1, 19.997) in path
+    assert not any(kind in ("host", "sync") and end - start > 0.2 for kind, _, _, start, end in path)
+    longer = replay.recorded(graph)
+    assert longer.duration[graph.events :].max() <= 0.1 * MS  # the wait is no time of the host
 
 
 def test_an_event_that_starts_before_its_launch_call_still_hangs_on_it() -> None:

@@ -448,7 +448,7 @@ def _lines(
         trace,
         Calls.of(trace.calls, fold=Rule.NESTED_CALLS in active),
         blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "source"),
-        queues.values,
+        queues,
         ready,
         all_threads=Rule.POLLING_THREADS not in active,
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.queues import Sets, event_queues, running_latest
+from nsysddp.dependencies.queues import Queues, Sets, event_queues, running_latest
 from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ CLOCK_NS = 20 * NS_PER_US
 
 JITTER_NS = NS_PER_US
 """An asynchronous copy whose short call returned by more than this before its end did not block."""
+
+
+_SHORT_IN_A_ROW = 8
+"""So many events in a row, each shorter than the clocks differ, are looked through for one that held a call."""
 
 
 class Blocking(IntEnum):
@@ -181,7 +185,7 @@ def host_lines(
     trace: Trace,
     calls: Calls,
     blocking: pl.DataFrame,
-    values: Sets,
+    queues: Queues,
     ready: Ints,
     *,
     all_threads: bool = False,
@@ -193,7 +197,7 @@ def host_lines(
         calls: the folded calls of the trace.
         blocking: the synchronising calls: ``row`` (of ``Trace.calls``), ``kind`` (Blocking) and ``source`` (the
             operation on a queue that a stream or event call waits for, -1 if it is not known).
-        values: what each operation stands for.
+        queues: what operations stand for, and what is ahead of events.
         ready: time from which each event no longer waited for other ranks, shape (events,).
         all_threads: let threads that only poll take part.
     """
@@ -204,6 +208,9 @@ def host_lines(
     crosses = trace.names["text"].str.contains("DtoH|HtoD").fill_null(False).to_numpy()
     pageable = crosses[trace.events["name"].to_numpy()] & (trace.events["class"] == "memory").to_numpy()
     queue = event_queues(trace)
+    ahead, signal = queues.before, queues.awaited
+    by_signal = (signal >= 0) & ((ahead < 0) | (end_of_event[signal] > end_of_event[ahead]))
+    held_by = np.where(by_signal, signal, ahead)
     launcher = np.full(trace.events.height, -1, dtype=np.int64)
     position = np.full(calls.row.size, -1, dtype=np.int64)  # folded call -> place in the line at hand
     lines: list[tuple[int, Ints, Ints, Ints]] = []
@@ -249,10 +256,11 @@ def host_lines(
             pageable=pageable[first:last],
             end=end_of_event,
             ready=ready,
+            held_by=held_by,
         )
         at = position[calls.outermost[blocking["row"].to_numpy()]]
         ours = blocking.filter(pl.Series(at >= 0))
-        outcome = waits.of(at[at >= 0], ours["kind"].to_numpy(), ours["source"].to_numpy(), values)
+        outcome = waits.of(at[at >= 0], ours["kind"].to_numpy(), ours["source"].to_numpy(), queues.values)
         waited.append((outcome.awaited, outcome.holds))
         counted += ours.height
         unresolved += outcome.unresolved
@@ -320,6 +328,7 @@ class _Waits:
         pageable: an asynchronous copy that blocks if its memory is pageable.
         end: end of every event of the trace.
         ready: time from which each event of the trace no longer waited for other ranks.
+        held_by: the event that each event of the trace waited for last, on its queue or another; -1 if none.
     """
 
     begun: Ints
@@ -331,6 +340,7 @@ class _Waits:
     pageable: NDArray[np.bool_]
     end: Ints
     ready: Ints
+    held_by: Ints
 
     def of(self, place: Ints, kind: Ints, source: Ints, values: Sets) -> _Waited:
         """What each call waited for.
@@ -365,7 +375,7 @@ class _Waits:
         call, event = call[once], event[once]
         first = np.searchsorted(call, np.arange(self.begun.size + 1))
         holds = Sets(first.astype(np.int64), event)
-        awaited = holds.latest(self.end, self.end[event] > self.begun[call])
+        awaited = self._inside(holds.latest(self.end, self.end[event] > self.begun[call]))
         waiting = np.flatnonzero(awaited >= 0)
         return _Waited(
             awaited,
@@ -373,6 +383,21 @@ class _Waits:
             unresolved=int(recorded.sum()) - int(np.unique(entry).size),
             early=int((self.end[awaited[waiting]] > self.returned[waiting]).sum()),
         )
+
+    def _inside(self, awaited: Ints) -> Ints:
+        """What each call waited for, of which the path can go on: it began before the call returned.
+
+        Work that seems to begin after the return is shorter than the clocks differ (a copy of 4 bytes): what that
+        waited for held the call.
+        """
+        awaited = awaited.copy()
+        for _ in range(_SHORT_IN_A_ROW):
+            late = np.flatnonzero((awaited >= 0) & (self.ready[awaited] > self.returned))
+            if not late.size:
+                break
+            awaited[late] = self.held_by[awaited[late]]
+        outside = (self.ready[awaited] > self.returned) | (self.end[awaited] <= self.begun)
+        return np.where((awaited >= 0) & ~outside, awaited, -1)
 
     def _all_launched(self, place: Ints) -> tuple[Ints, Ints]:
         """Calls, and the latest-ending event of each queue among those launched before them."""

@@ -275,9 +275,10 @@ def _returns(graph: Graph, end: Ints) -> tuple[Floats, Floats]:
     lines = graph.lines
     holds = lines.holds
     length = (lines.end - lines.start).astype(np.float64)
-    own = np.where(lines.awaited >= 0, np.minimum(length, RETURN_NS), length)
+    held = holds.latest(end, end[holds.event] > lines.start[holds.owner])
+    own = np.where(held >= 0, np.minimum(length, RETURN_NS), length)
     after = (lines.end[holds.owner] - end[holds.event]).astype(np.float64)
-    binds = lines.awaited[holds.owner] == holds.event
+    binds = held[holds.owner] == holds.event
     usual = float(np.median(after[binds])) if binds.any() else 0.0
     return own, np.where(binds, after, np.minimum(max(usual, 0.0), after))
 

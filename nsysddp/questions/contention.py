@@ -101,7 +101,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     trace = context.trace
     if trace.shapes is None:
         raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
-    kernels = _kernels(context)
+    kernels = executions(context)
     transfers = _transfers(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
@@ -140,7 +140,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
 # --- executions: what is compared ---------------------------------------------------------------------------
 
 
-def _kernels(context: Context) -> pl.DataFrame:
+def executions(context: Context) -> pl.DataFrame:
     """Every compute and spin kernel with its group, duration and time beside communication."""
     trace = context.trace
     assert trace.shapes is not None
@@ -216,8 +216,9 @@ def _transfers(context: Context) -> pl.DataFrame:
 
 
 def _codes(texts: pl.Series) -> Ints:
-    """A small number per distinct text, 0 for null."""
-    codes = texts.cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
+    """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
+    known = pl.Enum(texts.drop_nulls().unique().sort())
+    codes = texts.cast(pl.String).cast(known).to_physical().cast(pl.Int64) + 1
     numbers: Ints = codes.fill_null(0).to_numpy()
     return numbers
 
@@ -543,15 +544,22 @@ def _warnings(trace: Trace, frames: dict[str, pl.DataFrame]) -> tuple[Warning, .
 
 
 def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
-    """What contention cost each rank per steady window, and what overlap gained after it."""
-    steps = frames["contention_step"]
-    known = steady(
-        steps.filter(pl.col("net_overlap_gain_ns").is_not_null(), pl.col("hidden_communication_ns") > 0)
-    )
+    """What contention cost each rank per steady window, and what overlap gained after it.
+
+    A mean over the windows in which that is known; if it is not in all that have overlap, the text says in how many.
+    """
+    overlapping = steady(frames["contention_step"].filter(pl.col("hidden_communication_ns") > 0))
+    is_known = pl.col("net_overlap_gain_ns").is_not_null()
     columns = ["contention_ns", "contention_low_ns", "contention_high_ns", "hidden_transfer_ns"]
-    means = known.group_by("rank").agg(pl.col(columns).mean()).sort("rank")
+    means = (
+        overlapping.group_by("rank")
+        .agg(pl.col(columns).filter(is_known).mean(), known=is_known.sum(), windows=pl.len())
+        .filter(pl.col("known") > 0)
+        .sort("rank")
+    )
     made = []
-    for rank, cost, low, high, saved in means.iter_rows():
+    for rank, cost, low, high, saved, known, windows in means.iter_rows():
+        some = f" (in {known} of {windows} windows; of the others it is unknown)" if known < windows else ""
         verdict = (
             "overlap gains"
             if saved > high
@@ -564,7 +572,7 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
                 code="net_overlap_gain",
                 message=f"rank {rank}: overlap hides {ms(saved):.3f} ms of transfer a window and slows the kernels "
                 f"under it by {ms(cost):.3f} ms ({ms(low):.3f} to {ms(high):.3f}): "
-                f"net {ms(saved - cost):.3f} ms, {verdict}",
+                f"net {ms(saved - cost):.3f} ms, {verdict}{some}",
                 rank=rank,
                 value=saved - cost,
                 unit="ns",

@@ -89,6 +89,7 @@ def fit_link(timed: pl.DataFrame, kind: str = "all_reduce", group_size: int | No
         .group_by("collective_id")
         .agg(pl.col("bytes").first(), pl.col("group_size").first(), pl.col("transfer").min())
         .filter(pl.col("transfer") > 0)
+        .sort("collective_id")  # sums of floats in one order, so that the same trace gives the same bytes
     )
     if known.is_empty():
         return None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.intervals import Intervals
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
 
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.collectives import Split
     from nsysddp.questions.steps import Attribution
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+
+_FIRST_SHARE = 0.1
+"""A phase with at least this share of a step's lateness is where the rank fell behind."""
 
 _ALIKE = 0.5
 """Ranks with at least this share of their events alike run the same program."""
@@ -209,6 +214,59 @@ def median_of_others(group: Ints, value: Ints, others: Ints) -> Floats:
     made = np.empty(ordered.size)
     made[order] = np.where(rest > 0, (at((rest - 1) // 2) + at(rest // 2)) / 2, np.nan)
     return made[: others.size]
+
+
+def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, Split]) -> pl.DataFrame:
+    """The first phase of each rank and step in which it took longer than the others, in own time.
+
+    A phase lasts from the end of the work of those before it to the end of its own work; communication that nothing ran
+    beside is taken off. It counts from 10 us and a tenth of the step's lateness on.
+
+    Returns:
+        ``rank``, ``step`` (its name) and ``phase``; no row for a rank that did not fall behind.
+    """
+    empty = pl.DataFrame(schema={"rank": pl.Int64, "step": pl.String, "phase": pl.String})
+    phases = (
+        trace.events.lazy()
+        .select(pl.col("rank").cast(pl.Int64), "class", "start_ns", "end_ns")
+        .with_columns(step=pl.Series(attribution.step), phase=attribution.phase_names())
+        .filter(
+            pl.col("class").cast(pl.String).is_in(OWN) & pl.col("phase").is_not_null() & (pl.col("step") >= 0)
+        )
+        .group_by("rank", "step", "phase")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("rank", "start_ns", "phase")
+        .with_columns(
+            ahead=pl.min_horizontal(
+                pl.col("end_ns").cum_max().shift().over("rank").fill_null(pl.col("start_ns")), "end_ns"
+            )
+        )
+        .collect()
+    )
+    if phases["rank"].n_unique() < 2:
+        return empty
+    own = np.zeros(phases.height, dtype=np.int64)
+    rank, begin, end = (phases[name].to_numpy() for name in ("rank", "ahead", "end_ns"))
+    for number in np.unique(rank):
+        mine = np.flatnonzero(rank == number)
+        split = splits[int(number)]
+        exposed = (split.transfer | split.wait | split.unsplit) - trace.union(int(number), OWN)
+        own[mine] = end[mine] - begin[mine] - exposed.length_within(begin[mine], end[mine])
+    same = phases.select(pl.struct("step", "phase").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    longer = own - median_of_others(same, own, np.bincount(same)[same] - 1)
+    behind = pl.col("longer").clip(lower_bound=0)
+    return (
+        phases.with_columns(longer=pl.Series(longer).fill_nan(0))
+        .filter(pl.col("longer") > LATENCY_NS, behind >= _FIRST_SHARE * behind.sum().over("rank", "step"))
+        .with_columns(step=_named(attribution, pl.col("step")))
+        .group_by("rank", "step", maintain_order=True)
+        .agg(pl.col("phase").first())
+    )
+
+
+def _named(attribution: Attribution, step: pl.Expr) -> pl.Expr:
+    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+    return step.replace_strict(names, default=None, return_dtype=pl.String)
 
 
 def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:

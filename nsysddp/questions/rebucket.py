@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.dependencies.graph import Graph
+    from nsysddp.dependencies.host import HostLines
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
@@ -151,11 +152,10 @@ def recorded_buckets(
     made: list[Backward] = []
     keys = ["rank", "step_index", "micro_step"]
     lines = graph.lines
+    launching = np.zeros(lines.start.size, dtype=bool)
+    launching[lines.launcher[lines.launcher >= 0]] = True
+    threads = _Threads(graph, launching)
     for (rank, step, number), part in rows.group_by(keys, maintain_order=True):
-        on_line = np.flatnonzero(lines.rank == rank)
-        launching = np.zeros(lines.start.size, dtype=bool)
-        called = lines.launcher[slice(*context.trace.rows_of(int(rank)))]
-        launching[called[called >= 0]] = True
         buckets: list[Recorded] = []
         since = _backward_start(context, int(rank), int(step), int(part["launched_ns"].min() or 0))  # type: ignore[arg-type]
         for row in part.sort("launched_ns").iter_rows(named=True):
@@ -164,17 +164,15 @@ def recorded_buckets(
                 raise CannotTell(
                     "a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx"
                 )
-            thread = lines.thread[call]
-            mine = on_line[lines.thread[on_line] == thread]
+            mine, mine_launching = threads.of(int(rank), int(lines.thread[call]))
             end = marks.get((context.trace.process_of_rank[int(rank)], row["hook_ns"]))
             if row["hook_ns"] is not None and end is not None:
                 start = int(row["hook_ns"])
-                inside = mine[(lines.start[mine] >= start) & (lines.end[mine] <= end)]
+                inside = _within(lines, mine, start, end)
             else:
                 inside = _around(context, graph, mine, call, launching)
                 start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
             first = inside[0] if inside.size else call
-            between = mine[(lines.start[mine] >= since) & (lines.end[mine] <= start) & launching[mine]]
             buckets.append(
                 Recorded(
                     event=row["event"],
@@ -184,7 +182,7 @@ def recorded_buckets(
                     hook_start_ns=start,
                     hook_end_ns=end,
                     launched_ns=int(lines.end[call]),
-                    launches=between,
+                    launches=_within(lines, mine_launching, since, start),
                     before=int(lines.before[first]),
                 )
             )
@@ -213,6 +211,29 @@ def recorded_buckets(
         launch_ns={rank: float(min(launches[rank], hooks[rank])) for rank in hooks},
         unknown_parameters=sizes is None and not known,
     )
+
+
+class _Threads:
+    """The calls of each thread on a rank's line, and those among them that launch; in order of time."""
+
+    def __init__(self, graph: Graph, launching: NDArray[np.bool_]) -> None:
+        self._lines, self._launching = graph.lines, launching
+        self._known: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+
+    def of(self, rank: int, thread: int) -> tuple[Ints, Ints]:
+        """Positions of the calls on the line."""
+        if (rank, thread) not in self._known:
+            mine = np.flatnonzero((self._lines.rank == rank) & (self._lines.thread == thread))
+            self._known[rank, thread] = mine, mine[self._launching[mine]]
+        return self._known[rank, thread]
+
+
+def _within(lines: HostLines, calls: Ints, start: int, end: int) -> Ints:
+    """Those of a thread's calls (which follow each other) that lie in ``[start, end]``."""
+    first = np.searchsorted(lines.start[calls], start, side="left")
+    last = np.searchsorted(lines.end[calls], end, side="right")
+    chosen: Ints = calls[first : max(first, last)].copy()  # a view would keep all calls of the thread
+    return chosen
 
 
 def _same_layout(backwards: Sequence[Backward]) -> None:
@@ -278,7 +299,8 @@ def _around(context: Context, graph: Graph, mine: Ints, call: int, launching: ND
         first -= 1
     while belongs(last + 1):
         last += 1
-    return mine[first : last + 1]
+    chosen: Ints = mine[first : last + 1].copy()
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -288,12 +310,13 @@ class Rebuilt:
     Attributes:
         program: to be run.
         layout_bytes: size of each bucket in order of launch.
-        steps: step of each added collective, by node.
+        steps, ranks: step and rank of each added collective, by node.
     """
 
     program: Program
     layout_bytes: tuple[int, ...]
     steps: Mapping[int, int]
+    ranks: Mapping[int, int]
 
 
 def layout_for(sizes: Sequence[int], cap_bytes: int, *, reverse: bool = False) -> list[tuple[int, ...]]:
@@ -333,7 +356,7 @@ def rebuild(
     graph: Graph,
     buckets: Buckets,
     layout: Sequence[Sequence[int]],
-    transfer_ns: Callable[[int], float],
+    transfer_ns: Callable[[float], float],
     *,
     host_scale: float = 1.0,
 ) -> Rebuilt:
@@ -358,6 +381,7 @@ def rebuild(
     followers = _followers(base)
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     arrivals: dict[tuple[int, int, int], int] = {}
     for backward in buckets.backwards:
         rank = backward.rank
@@ -397,7 +421,7 @@ def rebuild(
             if ready >= 0:
                 draft.wait(node, int(queue_rows[ready]), base.latency[WAIT, 1])
             added.append(node)
-            steps[node] = backward.step
+            steps[node], ranks[node] = backward.step, rank
         for place, node in inserted.items():
             for follower in followers.get(events + place, ()):
                 draft.ahead[follower] = node
@@ -406,7 +430,7 @@ def rebuild(
             replaced[event] = added[new_of_parameter[last_parameter]]
         replaced[old_events[-1]] = added[-1]
     draft.redirect(replaced)
-    return Rebuilt(draft.program(), tuple(sizes), steps)
+    return Rebuilt(draft.program(), tuple(sizes), steps, ranks)
 
 
 def _followers(base: Program) -> dict[int, list[int]]:

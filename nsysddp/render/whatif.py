@@ -26,6 +26,9 @@ _TITLES = {
     "order_reverse": "buckets filled the other way round",
 }
 
+_NOTHING = 5e-4
+"""A change that is shown as none has no sign."""
+
 
 def print_whatif(result: Result, out: Console | None = None) -> None:
     """Print the predictions."""
@@ -91,7 +94,8 @@ def _table(rows: list[dict[str, Any]], *, buckets: bool) -> Table:
         table.add_column("last, MiB", justify="right")
     for row in rows:
         captured = " *" if row["is_captured"] else ""
-        change = "" if row["scenario"] == "unchanged" else f"{row['change_ratio']:+.1%}"
+        ratio = 0.0 if abs(row["change_ratio"]) < _NOTHING else row["change_ratio"]
+        change = "" if row["scenario"] == "unchanged" else f"{ratio:+.1%}"
         cells = [Text(title(row["scenario"]) + captured)]
         cells += [Text(f"{ms(row[name]):,.3f}") for name in ("step_ns", "low_ns", "high_ns")]
         cells.append(Text(change, style=_style(row)))

@@ -8,17 +8,11 @@ add up to more than the step, nor a cause to more than the critical path allows 
     cost(cause, step) = min over the tied paths of the step of the path time given to the cause
     cost(cause)       = mean over the steady steps of cost(cause, step)
 
-The minimum over tied paths: where several ranks end together, what only one of them suffers from saves nothing.
-An instant of the path is given to the first of these that holds it:
-
-1. *straggler*: the path runs on the rank that arrived last, within what made it late, and does not transfer (lateness:
-   behind the median of the other ranks; sought first in the long pauses of the rank's host, then just before the
-   arrival; what the others had no chance to wait for yet is carried on to the next collective and counts once);
-2. *transfer*: on the compute stream, beside another communicator, slowed down by computation (by the measured ratio),
-   latency of small messages (by the fitted link), a backward's only bucket, its last bucket, or communication itself;
-3. *host*: waiting for the GPU and what follows from it, between pieces of compiled backward, between a bucket's being
-   ready and its launch, one long call or pause, or launching at all;
-4. *compute* beside communication, by the measured ratio; start-up gaps, queueing and copies.
+The minimum over tied paths: where several ranks end together, what only one of them suffers from saves nothing. An
+instant of the path is given to the first rule of ``rules`` that holds it: what the device did not run though it was
+ready, lateness of the rank (``lateness``), copies, what a blocking call took (``blocking``), launching, start-up time;
+transfers by what they are (``transfers``). Shares of an instant are given by measured ratios (contention, latency of
+small messages, groups that compete).
 
 "At most", since without the cause something else becomes critical: ``whatif`` asks what is left then.
 """
@@ -128,10 +122,10 @@ def diagnose(context: Context) -> Result:
     facts = Facts.of(context)
     pieces = pieces_of(paths)
     parts = given_to_causes(context, facts, cut_at_causes(context, graph, pieces))
-    per_step = per_step_of(parts, paths)
+    per_step = per_step_of(parts)
     assert_bounds(per_step)
     evidence = evidence_of(parts)
-    rows = [*costs_of(per_step, evidence, paths, facts), *faults(context, graph, paths)]
+    rows = [*costs_of(context, parts, per_step, paths, facts), *faults(context, graph, paths)]
     frames = {
         "diagnosis": DIAGNOSIS.frame(
             [row | {"place": number} for number, row in enumerate(rows, start=1)],

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.questions.diagnosis.causes import BY_CODE
-from nsysddp.questions.diagnosis.claims import advice_of, claim_of, confidence_of
+from nsysddp.questions.diagnosis.claims import Case, rate_of
 from nsysddp.questions.diagnosis.facts import Facts
+from nsysddp.questions.diagnosis.rules import UNRESOLVED
+
+if TYPE_CHECKING:
+    from nsysddp.questions import Context
 
 
-def per_step_of(parts: pl.DataFrame, paths: Result) -> pl.DataFrame:
+def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
     """Cost of each cause in each step: the least over the step's paths; what only some paths have costs nothing."""
-    steps = paths["critical_path_step"].select("step", "step_index", "path_ns")
     count = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    shortest = steps.group_by("step_index").agg(pl.col("path_ns").min())
+    lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
+    shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     return (
         parts.group_by("step", "step_index", "path", "cause")
         .agg(pl.col("cost_ns").sum())
@@ -38,71 +42,104 @@ def assert_bounds(per_step: pl.DataFrame) -> None:
 
 
 def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
-    """Path time by cause and place, per steady step: the mean over the paths of a step."""
-    steps = max(1, parts["step_index"].n_unique())
-    weight = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    by = ["cause", "kind", "rank", "phase", "name", "host_phase"]
+    """Path time by cause and place, per steady step: the mean over the paths of a step.
+
+    Tied ranks each have a path, with the same collective on each: that is one part, of no rank in particular.
+    """
+    by = ["cause", "kind", "phase", "name", "host_phase"]
+    ranks = pl.col("rank").drop_nulls()
     return (
-        parts.filter(pl.col("cause").is_in(list(BY_CODE)))
-        .join(weight, on="step_index", how="left", nulls_equal=True)
+        _weighted(parts)
+        .filter(pl.col("cause").is_in(list(BY_CODE)))
         .group_by(by)
         .agg(
-            cost_ns=((pl.col("cost_ns") / pl.col("paths")).sum() / steps).round().cast(pl.Int64),
+            cost_ns=pl.col("cost").sum().round().cast(pl.Int64),
             pieces=pl.col("is_first").sum().cast(pl.Int64),
+            rank=pl.when(ranks.n_unique() == 1).then(ranks.first()),
         )
         .filter(pl.col("cost_ns") > 0)
-        .sort("cause", "cost_ns", *by[1:], descending=[False, True, *[False] * 5], nulls_last=True)
+        .sort("cause", "cost_ns", *by[1:], "rank", descending=[False, True, *[False] * 5], nulls_last=True)
     )
 
+
+def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts with ``cost``: what each adds to the mean over the paths of a step, and over the steps."""
+    steps = max(1, parts["step_index"].n_unique())
+    paths = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
+    return parts.join(paths, on="step_index", how="left", nulls_equal=True).with_columns(
+        cost=pl.col("cost_ns") / pl.col("paths") / steps
+    )
+
+
+_LEAST = 0.0002
+"""Below this share of the step a cause is not reported."""
 
 _SPREAD_OUT = 0.6
 """A rank (phase) with at least this share of a cause is named."""
 
 
 def costs_of(
-    per_step: pl.DataFrame, evidence: pl.DataFrame, paths: Result, facts: Facts
+    context: Context, parts: pl.DataFrame, per_step: pl.DataFrame, paths: Result, facts: Facts
 ) -> list[dict[str, Any]]:
     """One row per cause that costs anything, the costliest first."""
     steady = per_step.group_by("step_index").agg(pl.col("path_ns").first())
     steps, path = steady.height, int(steady["path_ns"].sum() or 0)
     if not steps:
         return []
+    evidence, weighted = evidence_of(parts), _weighted(parts)
+    grade = paths["critical_path_step"]["grade"][0]
     rows = []
     sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
+    unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
     for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
         cost = round(total / steps)
-        if code not in BY_CODE or not cost:
+        if code not in BY_CODE or total < _LEAST * path:
             continue
-        parts = evidence.filter(pl.col("cause") == code)
-        rank, phase = _mostly(parts, "rank"), _mostly(parts, "phase")
-        longer = facts.excess.filter(pl.col("rank").eq_missing(rank), pl.col("longer_ns") > cost / 2).head(1)
-        if code == "straggler":  # lateness is made before it shows: the phase is where the rank takes longer
-            phase = longer["phase"][0] if longer.height else None
-        confidence, doubt = confidence_of(code, found, steps, rank, paths, facts)
+        own = weighted.filter(pl.col("cause") == code)
+        case = Case(
+            cause=BY_CODE[code],
+            cost_ns=cost,
+            step_ratio=total / path,
+            found=found,
+            steps=steps,
+            rank=_mostly(own, pl.col("rank")),
+            phase=_mostly(own, pl.coalesce("host_phase", "phase")),
+            spread_ns=float(steady["path_ns"].to_numpy().std()),
+            is_even=_is_even(own, steps),
+            parts=evidence.filter(pl.col("cause") == code),
+            rate=rate_of(context, own, facts),
+            grade=grade,
+            unresolved_ratio=unresolved / path,
+        )
+        confidence, doubt = case.confidence(facts)
         rows.append(
             {
                 "cause": code,
                 "cost_ns": cost,
-                "step_ratio": total / path,
+                "step_ratio": case.step_ratio,
                 "confidence": confidence,
                 "doubt": doubt,
                 "steps": found,
                 "of_steps": steps,
-                "rank": rank,
-                "phase": phase,
-                "claim": claim_of(BY_CODE[code], cost, total / path, parts, rank, phase, facts),
-                "try_next": advice_of(BY_CODE[code], facts),
-                "refuted_by": BY_CODE[code].refuted_by,
+                "rank": case.rank,
+                "phase": case.phase,
+                "claim": case.claim(facts),
+                "try_next": case.advice(),
+                "refuted_by": case.cause.refuted_by,
             }
         )
     return rows
 
 
-def _mostly(parts: pl.DataFrame, column: str) -> Any:
+def _mostly(own: pl.DataFrame, value: pl.Expr) -> Any:
     """The value with most of the cost, if it has at least ``_SPREAD_OUT`` of it."""
-    if parts.is_empty():
+    sums = own.group_by(value=value).agg(pl.col("cost").sum()).sort("cost", "value", descending=[True, False])
+    if sums.is_empty() or sums["cost"][0] < _SPREAD_OUT * float(sums["cost"].sum()):
         return None
-    sums = (
-        parts.group_by(column).agg(pl.col("cost_ns").sum()).sort("cost_ns", column, descending=[True, False])
-    )
-    return sums[column][0] if sums["cost_ns"][0] >= _SPREAD_OUT * int(sums["cost_ns"].sum()) else None
+    return sums["value"][0]
+
+
+def _is_even(own: pl.DataFrame, steps: int) -> bool:
+    """Is the cost of every step at least half of the mean?"""
+    costs = own.group_by("step_index").agg(pl.col("cost").sum())["cost"].to_numpy()
+    return costs.size == steps and bool(costs.min() >= costs.mean() / 2)

@@ -11,7 +11,7 @@ import polars as pl
 from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
-from nsysddp.questions.collectives import bandwidth, on_compute_streams
+from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.contention import slowdowns
 from nsysddp.questions.link import Link, fit_link, link_reference_gbps
 
@@ -46,11 +46,10 @@ class Facts:
         slower_transfer: per rank: the same of transfers beside computation.
         compute_streams: (rank, context, stream) of the queues that do most of the computing.
         compiled: ranks with kernels of a compiled backward.
-        busbw_ratio: median busbw of large collectives over the link's reference; None if either is unknown.
-        busbw_gbps, reference_gbps: the two.
+        reference_gbps: what the link of the GPUs carries in one direction; None if it is unknown.
         has_shapes: contention could be judged.
         has_metrics: GPU metrics were sampled.
-        excess: what a rank computed for longer than the median of the others, see ``_excess``.
+        is_contention_known: the cost of contention is known in most windows.
         link_activity: sampled PCIe, NVLink and NIC metrics beside computation and without, in words.
     """
 
@@ -60,12 +59,10 @@ class Facts:
     slower_transfer: dict[int, float]
     compute_streams: set[tuple[int, int, int]]
     compiled: list[int]
-    busbw_ratio: float | None
-    busbw_gbps: float | None
     reference_gbps: float | None
     has_shapes: bool
     has_metrics: bool
-    excess: pl.DataFrame
+    is_contention_known: bool
     link_activity: tuple[str, ...]
 
     @classmethod
@@ -74,17 +71,6 @@ class Facts:
         trace = context.trace
         found = None if trace.shapes is None else context.contention
         slower, slower_transfer = slowdowns(found)
-        large = context.timed.filter(pl.col("bytes") >= LARGE_BYTES, pl.col("ready_ns").is_not_null()).unique(
-            "collective_id"
-        )
-        rates = [
-            rate
-            for kind, size, shortest, group in large.select(
-                "kind", "bytes", "shortest_ns", "group_size"
-            ).iter_rows()
-            if (rate := bandwidth(kind, size, shortest, group)[1]) is not None
-        ]
-        rate = float(np.median(rates)) if rates else None
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
@@ -96,12 +82,10 @@ class Facts:
                 on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
             ),
             compiled=_compiled(context),
-            busbw_ratio=None if rate is None or reference is None else rate / reference,
-            busbw_gbps=rate,
             reference_gbps=reference,
             has_shapes=trace.shapes is not None,
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
-            excess=_excess(context),
+            is_contention_known=_is_contention_known(found),
             link_activity=_link_activity(found),
         )
 
@@ -125,55 +109,12 @@ def _link_activity(found: Result | None) -> tuple[str, ...]:
     )
 
 
-def _excess(context: Context) -> pl.DataFrame:
-    """By how much does each phase of a rank last longer than the median of the others, and its longest kernel?
-
-    One row per rank and phase, the largest first: ``longer_ns`` of the phase's computing span per step, and the kernel
-    whose total differs most, with ``kernel_longer_ns`` per step.
-    """
-    trace, attribution = context.trace, context.attribution
-    events = (
-        trace.events.lazy()
-        .select("rank", "class", "start_ns", "end_ns", "name")
-        .with_columns(step=pl.Series(attribution.step), phase=attribution.phase_names())
-        .filter(
-            pl.col("class").is_in(["compute", "spin"]), pl.col("step") >= 0, pl.col("phase").is_not_null()
-        )
-    )
-    spans = events.group_by("rank", "step", "phase").agg(
-        longer_ns=pl.col("end_ns").max() - pl.col("start_ns").min()
-    )
-    kernels = (
-        events.group_by("rank", "step", "phase", "name")
-        .agg(total=(pl.col("end_ns") - pl.col("start_ns")).sum())
-        .group_by("rank", "phase", "name")
-        .agg(kernel_longer_ns=pl.col("total").median())
-    )
-    phases = spans.group_by("rank", "phase").agg(pl.col("longer_ns").median())
-
-    def against_others(frame: pl.LazyFrame, value: str, by: list[str]) -> pl.DataFrame:
-        table = frame.collect()
-        pairs = table.join(table.rename({"rank": "other", value: "theirs"}), on=by, how="inner").filter(
-            pl.col("rank") != pl.col("other")
-        )
-        return (
-            pairs.group_by("rank", *by)
-            .agg(pl.col(value).first() - pl.col("theirs").median())
-            .with_columns(pl.col(value).cast(pl.Int64))
-        )
-
-    most = (
-        against_others(kernels, "kernel_longer_ns", ["phase", "name"])
-        .sort("kernel_longer_ns", "name", descending=[True, False])
-        .unique(["rank", "phase"], keep="first", maintain_order=True)
-    )
-    most = most.with_columns(name=trace.names["text"].gather(most["name"]))
-    return (
-        against_others(phases, "longer_ns", ["phase"])
-        .join(most, on=["rank", "phase"], how="left")
-        .sort("longer_ns", "rank", "phase", descending=[True, False, False])
-        .with_columns(pl.col("rank").cast(pl.Int64))
-    )
+def _is_contention_known(found: Result | None) -> bool:
+    """Is the cost of contention known in most windows in which communication ran beside computation?"""
+    if found is None:
+        return False
+    hidden = found["contention_step"].filter(pl.col("hidden_communication_ns") > 0)
+    return 2 * hidden["contention_ns"].null_count() < max(hidden.height, 1)
 
 
 def _compiled(context: Context) -> list[int]:

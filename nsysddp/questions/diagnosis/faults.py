@@ -183,8 +183,13 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
     if facts.link is None:
         made.append(("small_buckets", "message sizes are unknown", "export with --include-blobs=true"))
     elif not facts.link.has_latency:
-        made.append(("small_buckets", "all messages have one size", "capture a second bucket_cap_mb too"))
-    if not facts.has_metrics:
+        few = (
+            "all messages have one size"
+            if facts.link.sizes == 1
+            else f"{facts.link.sizes} message sizes, too close to each other to tell latency from bandwidth"
+        )
+        made.append(("small_buckets", few, "capture a second bucket_cap_mb too"))
+    if not facts.has_metrics and not facts.slower_transfer:
         made.append(
             (
                 "link_contention",

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+OPEN_KINDS = ("unmatched_communication", "wait", "unknown", "graph")
+"""Kinds of pieces of which the trace cannot tell what they are there for."""
+
+_SLACK = 0.01
+"""Paths that leave open this share of the step more than another are as good."""
+
 LONG_HOST_NS = NS_PER_MS
 """A single host piece longer than this is a cause of its own, whatever synchronisation preceded it (as in ``idle``)."""
 
@@ -35,6 +41,7 @@ def pieces_of(paths: Result) -> pl.DataFrame:
     steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
     if steady.is_empty():
         steady = paths["critical_path_step"]
+    steady = _best_resolved(paths, steady)
     numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
     return (
         paths["critical_path"]
@@ -46,6 +53,21 @@ def pieces_of(paths: Result) -> pl.DataFrame:
             & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
         )
     )
+
+
+def _best_resolved(paths: Result, steps: pl.DataFrame) -> pl.DataFrame:
+    """Of a step's tied paths those that leave least open: all end together, so each says what bounds the step."""
+    key = ["step_index", "path_rank"]
+    left = (
+        paths["critical_path_kind"]
+        .filter(pl.col("kind").cast(pl.String).is_in(OPEN_KINDS))
+        .group_by(key)
+        .agg(open_ns=pl.col("duration_ns").sum())
+    )
+    known = steps.join(left, on=key, how="left", nulls_equal=True, maintain_order="left")
+    known = known.with_columns(pl.col("open_ns").fill_null(0))
+    least = pl.col("open_ns").min().over("step_index")
+    return known.filter(pl.col("open_ns") <= least + _SLACK * pl.col("path_ns")).select(steps.columns)
 
 
 def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Series:

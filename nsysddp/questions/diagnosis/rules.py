@@ -46,7 +46,8 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     cause[transfer] = transfer_causes(context, facts, parts.filter(transfer))
 
     base = parts.select(
-        "path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase", "is_first"
+        *("path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase"),
+        *("event", "is_first"),
     ).with_columns(pl.col("kind").cast(pl.String))
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
@@ -78,6 +79,12 @@ def _named(context: Context, cut: pl.DataFrame, blocking: NDArray[np.int64]) -> 
     if calls.size:
         assert context.trace.calls is not None
         names[calls] = context.trace.calls["name"].gather(lines.row[blocking[calls]]).to_numpy()
+    copies = np.flatnonzero((blocking >= 0) & (cut["kind"] == "memory").to_numpy())
+    if copies.size:
+        assert context.trace.calls is not None
+        called = context.trace.calls["name"].gather(lines.row[blocking[copies]])
+        how = np.where(called.str.contains("Async").fill_null(False).to_numpy(), " (pageable)", " (blocking)")
+        names[copies] = [f"{name}{suffix}" for name, suffix in zip(names[copies], how, strict=True)]
     return cut.with_columns(
         name=pl.Series(names.tolist(), dtype=pl.String),
         host_phase=pl.Series(phases.tolist(), dtype=pl.String),
@@ -142,7 +149,7 @@ def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple
     gradients = unlaunched & reduces[event]
     small = np.zeros(event.size, dtype=bool)
     if facts.link is not None and facts.link.has_latency and gradients.any():
-        size = bytes_of(context)[event]
+        size = bytes_of(context, facts.link)[event]
         rows = np.flatnonzero(gradients & (size > 0))
         small[rows] = [facts.link.latency_ratio(of) > SLOW_LINK for of in size[rows]]
     return gradients, small

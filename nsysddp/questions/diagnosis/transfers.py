@@ -11,6 +11,7 @@ import polars as pl
 from nsysddp.dependencies.queues import event_queues
 from nsysddp.model.intervals import Intervals
 from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.link import Link
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,10 +25,15 @@ _ALONE, _BESIDE = 0.05, 0.5
 """Below the first share of its time beside others a transfer ran alone, above the second it did not."""
 
 
-def bytes_of(context: Context) -> Ints:
-    """Message size of each event, 0 where it is unknown or none; shape (events,)."""
+def bytes_of(context: Context, link: Link) -> Ints:
+    """Message size of each collective of the link's kind and group size, 0 of all other events; shape (events,)."""
     size = np.zeros(context.trace.events.height, dtype=np.int64)
-    size[context.timed["event"].to_numpy()] = context.timed["bytes"].fill_null(0).to_numpy()
+    alike = context.timed.filter(
+        pl.col("kind") == link.kind,
+        pl.col("group_size").eq_missing(link.group_size),
+        pl.col("bytes").is_not_null(),
+    )
+    size[alike["event"].to_numpy()] = alike["bytes"].to_numpy()
     return size
 
 
@@ -51,12 +57,14 @@ def transfer_causes(context: Context, facts: Facts, transfers: pl.DataFrame) -> 
     queues = trace.events[event].select("rank", "context", "stream")
     graph_nodes = trace.events["in_graph"].gather(event).fill_null(False).to_list()
     without_prefetch = gathers_without_prefetch(context)[event].tolist()
+    # What the next kernel needs (an activation) has nothing to run beside; only a reduction of gradients has.
+    knows_phases = gradients.height > 0
     made = []
     for number, owner, queue, node, behind in zip(
         ids[event].tolist(), rank.tolist(), queues.iter_rows(), graph_nodes, without_prefetch, strict=True
     ):
         count, final = place.get((number, owner), (0, False))
-        if queue in facts.compute_streams and not node:
+        if queue in facts.compute_streams and not node and (count or not knows_phases):
             made.append("compute_stream")
         elif behind:
             made.append("no_prefetch")
@@ -124,7 +132,7 @@ def shares_of_transfers(
     yield "process_groups", competing * _lost_to_others(context, event, communicators), MOVING
     yield "link_contention", slowed, MOVING
     if facts.link is not None and facts.link.has_latency:
-        size = np.where(event >= 0, bytes_of(context)[event], 0)
+        size = np.where(event >= 0, bytes_of(context, facts.link)[event], 0)
         whole = facts.link.latency_ns + facts.link.ns_per_byte * size
         latency = np.where(
             transfer & (size > 0) & (whole > 0), facts.link.latency_ns / np.maximum(whole, 1), 0.0

@@ -1,0 +1,134 @@
+"""What would the run be without a straggler? Every rank as fast as the median rank in everything that all ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies.replay import ODD_NS, Draft, Program
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.questions.whatif.model import Model
+
+    Floats = NDArray[np.float64]
+
+_BY_EVENT = ["step", "phase", "name", "number"]
+_NUMBER = pl.int_range(pl.len()).cast(pl.Int64)
+
+
+def without_straggler(model: Model) -> Program | None:
+    """Every event, and every call towards it, as long as on the median rank (of an even number the faster middle one).
+
+    Events of the ranks match by step, phase, name and number in that; calls by the event that they lead to, API name
+    and number. What one rank alone ran, and a call of one rank alone that waited or took long, is left out; of what
+    only some ranks ran, the sum in a phase is cut to the median rank's. Latency that no edge explains (another process
+    on the GPU) is the median rank's too.
+
+    Returns:
+        The program; None if the ranks did not launch the same work, or there is one only.
+    """
+    ranks = len(model.context.trace.rank_numbers)
+    if ranks < 2:
+        return None
+    keyed = _events(model)
+    draft = Draft(model.program)
+    if not _even_events(draft, keyed, ranks):
+        return None
+    _cut_extra_work(draft, keyed, ranks)
+    _even_calls(draft, model, keyed, ranks)
+    return draft.program()
+
+
+def _events(model: Model) -> pl.DataFrame:
+    """The events with what they match by, their times, and on how many ranks there is such a one."""
+    trace, attribution = model.context.trace, model.context.attribution
+    events = trace.events
+    weights = model.program.weights
+    return (
+        pl.DataFrame(
+            {
+                "rank": events["rank"].cast(pl.Int64),
+                "step": attribution.step.astype(np.int64),
+                "phase": attribution.phase_names(),
+                "name": events["name"].cast(pl.Int64),
+                "duration": weights.duration[: events.height],
+                "excess": weights.excess[: events.height],
+                "own": (events["class"] != "communication"),
+            }
+        )
+        .with_columns(number=_NUMBER.over("rank", "step", "phase", "name"))
+        .with_columns(ranks=pl.col("rank").n_unique().over(_BY_EVENT))
+    )
+
+
+def _median(column: str) -> pl.Expr:
+    return pl.col(column).sort().slice((pl.len() - 1) // 2, 1).first()
+
+
+def _even_events(draft: Draft, keyed: pl.DataFrame, ranks: int) -> bool:
+    """The same durations and unexplained latencies on all ranks; False if no event matches."""
+    even = keyed.with_columns(
+        even=_median("duration").over(_BY_EVENT), wait=_median("excess").over(_BY_EVENT)
+    )
+    known = ((even["ranks"] == ranks) & (even["step"] >= 0)).to_numpy()
+    own = known & even["own"].to_numpy()
+    draft.duration[np.flatnonzero(own)] = even["even"].to_numpy()[own]
+    draft.excess[np.flatnonzero(known)] = even["wait"].to_numpy()[known]
+    return bool(own.any())
+
+
+def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
+    """What only some ranks ran (an extra kernel, or another variant of one): at most the median rank's time in such.
+
+    Where less than half of the ranks ran any, several of them may be the stages of a pipeline; one alone is late.
+    """
+    odd = keyed.with_row_index("row").filter(pl.col("own"), pl.col("step") >= 0, pl.col("ranks") < ranks)
+    totals = odd.group_by("step", "phase", "rank").agg(total=pl.col("duration").sum())
+    absent = ranks - pl.len()
+    fair = totals.group_by("step", "phase").agg(
+        fair=pl.when(pl.len() == 1)
+        .then(0.0)
+        .when(absent > (ranks - 1) // 2)
+        .then(pl.col("total").max())
+        .otherwise(pl.col("total").sort().slice((ranks - 1) // 2 - absent, 1).first())
+    )
+    cut = (
+        odd.join(totals, on=["step", "phase", "rank"], how="left", nulls_equal=True)
+        .join(fair, on=["step", "phase"], how="left", nulls_equal=True)
+        .filter(pl.col("total") > pl.col("fair"))
+    )
+    draft.duration[cut["row"].to_numpy()] *= (cut["fair"] / cut["total"]).to_numpy()
+
+
+def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> None:
+    """The same host time on all ranks: of calls, and between them; a costly call of one rank alone takes none."""
+    trace, lines = model.context.trace, model.graph.lines
+    assert trace.calls is not None
+    towards = np.flatnonzero(lines.leads_to >= 0)
+    nodes = trace.events.height + towards
+    calls = keyed[lines.leads_to[towards]].select("rank", *_BY_EVENT)
+    calls = calls.with_columns(
+        call=trace.calls["name"].gather(lines.row[towards]),
+        duration=draft.duration[nodes],
+        gap=draft.ahead_lag[nodes],
+        waits=lines.awaited[towards] >= 0,
+    ).with_columns(place=_NUMBER.over("rank", *_BY_EVENT, "call"))
+    by_call = [*_BY_EVENT, "call", "place"]
+    calls = calls.with_columns(
+        ranks=pl.col("rank").n_unique().over(by_call),
+        waits=pl.col("waits").any().over(by_call),
+        even=_median("duration").over(by_call),
+        even_gap=_median("gap").over(by_call),
+    )
+    matched = ((calls["ranks"] == ranks) & (calls["step"] >= 0)).to_numpy()
+    at_work = matched & ~calls["waits"].to_numpy()
+    draft.duration[nodes[at_work]] = calls["even"].to_numpy()[at_work]
+    draft.ahead_lag[nodes[matched]] = calls["even_gap"].to_numpy()[matched]
+    extra = (calls["ranks"] == 1) & (calls["step"] >= 0) & (calls["waits"] | (calls["duration"] > ODD_NS))
+    lonely = nodes[extra.to_numpy()]
+    draft.ahead_lag[lonely] = 0
+    draft.take_out(lonely)

@@ -1,0 +1,253 @@
+"""Scenarios with other buckets: caps, orders, and the optimizer in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies import replay
+from nsysddp.model.errors import CannotTell, UsageError
+from nsysddp.model.units import BYTES_PER_MIB
+from nsysddp.questions import buckets as bucket_analysis
+from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
+from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
+from nsysddp.questions.whatif.request import Ask
+from nsysddp.questions.whatif.scenarios import nothing
+from nsysddp.questions.whatif.wire import Time, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.dependencies.graph import Graph
+
+    Floats = NDArray[np.float64]
+    Layout = Sequence[Sequence[int]]
+
+
+_SERIAL = "the buckets run on a stream that computes too, where other buckets would delay other kernels"
+
+
+def _beside_work(graph: Graph, buckets: Buckets) -> bool:
+    """Is there computation in the queues of the buckets?"""
+    events = [bucket.event for backward in buckets.backwards for bucket in backward.buckets]
+    return bool((graph.queues.worked[events] >= 0).any())
+
+
+def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], Wire | None, Buckets | None]:
+    """Rows of the bucket caps, orders and of the optimizer in backward, with the fitted links and the buckets."""
+    wanted = bool(ask.caps_mib or ask.orders)
+    context, graph = model.context, model.graph
+    table = bucket_analysis.buckets(context, graph=graph)["bucket"]
+    try:
+        if not wanted and table.is_empty():
+            return [], None, None
+        buckets = recorded_buckets(context, graph, table, ask.parameter_bytes)
+    except (CannotTell, UsageError) as error:
+        if wanted:
+            raise
+        return [nothing("optimizer_in_backward", str(error).partition("; ")[0])], None, None
+    if _beside_work(graph, buckets):
+        scenarios = [f"cap_{cap:g}" for cap in ask.caps_mib] + [f"order_{order}" for order in ask.orders]
+        scenarios += ["optimizer_in_backward"] if ask.standard else []
+        return [nothing(scenario, _SERIAL) for scenario in scenarios], None, buckets
+    rows = []
+    if ask.standard:
+        rows.append(_optimizer_in_backward(model, buckets))
+    ours = context.timed.filter(
+        pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
+    )
+    wire = Wire.of(context, ours)
+    if not wanted:
+        return rows, wire, buckets
+    if wire is None:
+        raise CannotTell(
+            "no transfer time could be fitted", do="capture every rank, with --include-blobs=true"
+        )
+    remodel = _Remodel(model, buckets, wire, captured_layout(buckets))
+    for cap in ask.caps_mib:
+        if buckets.unknown_parameters and round(cap * BYTES_PER_MIB) < max(
+            buckets.caps_of_layout[:-1], default=0
+        ):
+            why = "how many parameters a bucket holds is unknown, so it cannot be split: annotate, or say --parameters"
+            rows.append(nothing(f"cap_{cap:g}", why))
+            continue
+        rows.append(remodel.row(f"cap_{cap:g}", layout_for(buckets.sizes, round(cap * BYTES_PER_MIB))))
+    cap_bytes = max(buckets.caps_of_layout)
+    for order in ask.orders:
+        rows.append(
+            remodel.row(f"order_{order}", layout_for(buckets.sizes, cap_bytes, reverse=order == "reverse"))
+        )
+    excess = remodel.excess([name for name in remodel.made if name.startswith("cap_")])
+    for row in rows:
+        row["excess_ratio"] = excess.get(str(row["scenario"]))
+    return rows, wire, buckets
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a layout makes of the captured step, link by link.
+
+    Attributes:
+        ratios: over the captured layout, one for each time of the wire, and one with contention as it was.
+        may_stay: sizes of parameters are unknown, so that it may be the captured layout after all.
+        step_ratio: the prediction.
+    """
+
+    ratios: Floats
+    may_stay: bool
+    step_ratio: float
+
+
+class _Remodel:
+    """Predictions for bucket layouts, relative to the captured layout in the same model."""
+
+    def __init__(self, model: Model, buckets: Buckets, wire: Wire, layout: Layout) -> None:
+        self.model, self.buckets, self.wire, self.layout = model, buckets, wire, layout
+        self._times = wire.times()
+        self._captured = [self._mean(layout, time) for time in self._times]
+        self._slowed = self._with_slowing(layout, self._captured[0])
+        self._miss = abs(self._captured[0] / model.unchanged_ns - 1)
+        self.made: dict[str, _Made] = {}
+
+    def _rebuilt(self, layout: Layout, time: Time) -> replay.Program:
+        model = self.model
+        made = rebuild(model.program, model.graph, self.buckets, layout, time, host_scale=model.host_scale)
+        self._added, self._ranks = dict(made.steps), made.ranks
+        return made.program
+
+    def _mean(self, layout: Layout, time: Time) -> float:
+        program = self._rebuilt(layout, time)
+        return self.model.mean(program, self._added)
+
+    def _with_slowing(self, layout: Layout, plain: float) -> float:
+        """By how much the step is longer when kernels slow down beside the new collectives, not the recorded ones."""
+        model = self.model
+        if not any(model.slowing.mid.values()):
+            return 1.0
+        program = self._rebuilt(layout, self._times[0])
+        kernels = model.kernels.joined_by(self._ranks)
+        schedule = kernels.settled(program, program.duration, model.slowing.mid)
+        return model.mean_of(schedule, self._added) / plain
+
+    def row(self, scenario: str, layout: Layout) -> dict[str, object]:
+        """A row of ``whatif``: the middle of what is likely, and a band over all that the capture leaves open."""
+        means = [self._mean(layout, time) for time in self._times]
+        slowed = self._with_slowing(layout, means[0]) / self._slowed
+        plain = np.asarray(means) / np.asarray(self._captured)
+        # Last, kernels as slow beside the new collectives as beside the recorded ones.
+        ratios = np.append(plain * slowed, plain[0])
+        middle = float(ratios[self.wire.likely].mean())
+        # A bucket may be one large parameter that no cap divides: then it stays as it is.
+        stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
+        reach = np.append(ratios, 1.0) if stays else ratios
+        self.made[scenario] = _Made(ratios, stays, middle)
+        error = self._miss * min(1.0, max(MISSED_AT_LEAST, 2 * abs(middle - 1)))
+        return self.model.predicted(scenario, middle, reach.tolist(), error) | {
+            "buckets": len(layout),
+            "last_bucket_bytes": self._bytes(layout)[-1],
+            "is_captured": [list(one) for one in layout] == [list(one) for one in self.layout],
+            "reason": "; ".join(self._limits(layout, stays)) or None,
+        }
+
+    def _bytes(self, layout: Layout) -> list[int]:
+        return [sum(self.buckets.sizes[number] for number in bucket) for bucket in layout]
+
+    def _limits(self, layout: Layout, stays: bool) -> list[str]:
+        """What limits the prediction of a layout."""
+        limits = []
+        sizes = self._bytes(layout)
+        if min(sizes) < self.wire.line.smallest_bytes:
+            limits.append("has buckets smaller than any in the capture: the link is extrapolated")
+        if self.wire.is_beyond(max(sizes)):
+            limits.append("has buckets larger than any in the capture: the link is extrapolated")
+        if self.wire.latency_ns and len(sizes) != len(self.layout):
+            limits.append(f"the link's latency is assumed, at most {self.wire.latency_ns / 1000:.0f} us")
+        if stays:
+            limits.append("single parameter sizes are unknown: at most this many buckets")
+        return limits
+
+    def excess(self, scenarios: Sequence[str]) -> dict[str, float]:
+        """By how much each scenario is longer than the shortest, at least, over what the capture leaves open.
+
+        Link by link, since all scenarios share the link; where sizes are unknown, also as if nothing could be divided.
+        Less what the model misses of steps that are known, as far as that counts between layouts.
+        """
+        if not scenarios:
+            return {}
+        best = min(scenarios, key=lambda name: (self.made[name].step_ratio, name))
+        shortest = self.made[best]
+        least = {}
+        for name in scenarios:
+            one = self.made[name]
+            over = one.ratios / shortest.ratios
+            if one.may_stay:
+                over = np.append(over, 1 / shortest.ratios)
+            if shortest.may_stay:
+                over = np.append(over, one.ratios)
+            missed = MISSED_AT_LEAST * (self.model.missed_ratio + self._miss)
+            least[name] = max(0.0, float(over.min() - 1) - missed) if name != best else 0.0
+        return least
+
+
+def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
+    """Each bucket's share of the optimizer waits for that bucket alone.
+
+    The optimizer's kernels of a step, in order, are dealt to the buckets by bytes, the last one always to the last
+    bucket; the wait for that, which all had, is left out.
+    """
+    trace = model.context.trace
+    phases = model.context.attribution.phase_names()
+    computes = trace.events["class"].is_in(["compute", "spin"])
+    stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
+    step = model.context.attribution.step
+    communication = (trace.events["class"] == "communication").to_numpy()
+    draft = replay.Draft(model.program)
+    ranks = trace.events["rank"].to_numpy()
+    found = False
+    for backward in buckets.backwards:
+        first, last = trace.rows_of(backward.rank)
+        rows = first + np.flatnonzero(stepping[first:last] & (step[first:last] == backward.step))
+        if not rows.size or len(backward.buckets) < 2:
+            continue
+        found = True
+        took = np.cumsum(model.program.duration[rows])
+        share = (took - model.program.duration[rows]) / took[-1]
+        size = np.cumsum([bucket.bytes for bucket in backward.buckets])
+        place = np.searchsorted(size, share * size[-1], side="right").clip(max=size.size - 1)
+        place[-1] = size.size - 1
+        draft.forget_waits(np.isin(draft.waiting, rows) & communication[draft.awaited])
+        for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
+            bucket = backward.buckets[place[fresh]]
+            draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
+    assert ranks.size == phases.len()
+    if not found:
+        return nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
+    return model.row(
+        "optimizer_in_backward",
+        model.mean(draft.program()),
+        reason="the optimizer's kernels are dealt to the buckets by bytes; clipping by a global norm forbids it",
+    )
+
+
+def apart(rows: pl.DataFrame) -> tuple[list[str], list[str], list[str]]:
+    """Bucket caps: as short as the shortest; longer; and longer by the prediction, but not for all that is possible.
+
+    What all caps share (the error of the replay, of the recorded steps) does not count between them; what the link
+    leaves open does, and that two runs of one cap differ by 1 %.
+
+    Args:
+        rows: the rows of ``whatif`` of the bucket caps that have a prediction.
+    """
+    known = rows.filter(pl.col("step_ns").is_not_null()).sort("step_ns", "scenario")
+    if known.is_empty():
+        return [], [], []
+    shortest = int(known["step_ns"][0])
+    alike = pl.col("step_ns") <= shortest * (1 + LEAST_VARIATION)
+    longer = pl.col("excess_ratio") > LEAST_VARIATION
+    groups = (alike & ~longer, longer, ~alike & ~longer)
+    same, more, unsure = (known.filter(group)["scenario"].to_list() for group in groups)
+    return same, more, unsure

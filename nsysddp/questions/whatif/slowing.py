@@ -1,0 +1,222 @@
+"""By how much do kernels slow down beside communication, and how long are they when it is shorter?
+
+A kernel loses the share ``s`` of the time that it spends beside communication::
+
+    work     = recorded duration - s x recorded time beside communication
+    duration = work + s x time beside communication          in any other run
+
+The time beside communication hangs on the schedule and the schedule on the durations, so both are found in turns. The
+share is that of the contention table where it has one; else of all executions of one kernel and shape together, which
+mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies import replay
+from nsysddp.model.intervals import Intervals
+from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO, executions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from nsysddp.dependencies.replay import Program, Schedule
+    from nsysddp.model.trace import Trace
+    from nsysddp.questions import Context
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+UNKNOWN_SHARE = 1 / 3
+"""What kernels may lose beside communication where nothing is known: up to half as long again."""
+
+_MOST = 0.95
+_ENOUGH = 0.25
+"""Share of the time beside communication that the kernels with an estimate must have."""
+
+_TURNS = 8
+_SETTLED = 1e-4
+"""Of the schedule's length: turns that change less end the search."""
+
+
+@dataclass(frozen=True)
+class Slowing:
+    """What each rank's kernels lose of the time beside communication.
+
+    Attributes:
+        low, mid, high: the share by rank, with what the capture leaves open.
+        is_known: it was measured on every rank that has any.
+    """
+
+    low: Mapping[int, float]
+    mid: Mapping[int, float]
+    high: Mapping[int, float]
+    is_known: bool
+
+    @classmethod
+    def of(cls, context: Context) -> Slowing:
+        """What this capture says."""
+        trace = context.trace
+        ranks = trace.rank_numbers
+        nothing = dict.fromkeys(ranks, 0.0)
+        if trace.shapes is None:
+            return cls(nothing, nothing, dict.fromkeys(ranks, UNKNOWN_SHARE), is_known=False)
+        found: dict[int, tuple[float, float, float]] = {}
+        table = context.contention["contention_step"].filter(
+            pl.col("contention_ns").is_not_null(), pl.col("hidden_communication_ns") > 0
+        )
+        sums = table.group_by("rank").agg(
+            pl.col(
+                "contention_low_ns", "contention_ns", "contention_high_ns", "hidden_communication_ns"
+            ).sum()
+        )
+        for rank, low, mid, high, beside in sums.iter_rows():
+            found[rank] = low / beside, mid / beside, high / beside
+        kernels = executions(context)
+        beside_at_all = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list())
+        if beside_at_all - set(found):
+            together = _together(kernels)
+            found |= {rank: together for rank in beside_at_all - set(found) if together is not None}
+        unknown = beside_at_all - set(found)
+        low, mid, high = (
+            {rank: _within(found.get(rank, (0.0, 0.0, 0.0))[side]) for rank in ranks} for side in range(3)
+        )
+        return cls(low, mid, high | dict.fromkeys(unknown, UNKNOWN_SHARE), is_known=not unknown)
+
+
+def _within(share: float) -> float:
+    return min(max(share, 0.0), _MOST)
+
+
+def _together(kernels: pl.DataFrame) -> tuple[float, float, float] | None:
+    """Share lost, of executions of one kernel and shape on all ranks: lower and upper quartile, and mean."""
+    steady = kernels.filter("steady", pl.col("duration_ns") > 0)
+    alone = pl.col("beside_ns") == 0
+    accompanied = pl.col("beside_ns") >= ACCOMPANIED_SHARE * pl.col("duration_ns")
+    duration = pl.col("duration_ns")
+    base = duration.filter(alone).median()
+    groups = (
+        steady.group_by("name", "grid", "block")
+        .agg(
+            alone=alone.sum(),
+            accompanied=accompanied.sum(),
+            mixed=duration.filter(alone).quantile(0.9) > MIXED_RATIO * duration.filter(alone).quantile(0.1),
+            share=((duration - base) / pl.col("beside_ns")).filter(accompanied).median(),
+            beside=pl.col("beside_ns").sum(),
+        )
+        .sort("name", "grid", "block")
+    )
+    known = groups.filter(
+        pl.col("alone") >= MIN_SAMPLES, pl.col("accompanied") >= MIN_SAMPLES, ~pl.col("mixed")
+    ).sort("share", "beside")
+    total = float(groups["beside"].sum())
+    weight = known["beside"].cast(pl.Float64).to_numpy()
+    if not total or weight.sum() < _ENOUGH * total:
+        return None
+    share, reached = known["share"].to_numpy(), np.cumsum(weight) / weight.sum()
+    low, high = (float(share[min(int(np.searchsorted(reached, q)), share.size - 1)]) for q in (0.25, 0.75))
+    mean = float((share * weight).sum() / weight.sum())
+    return min(low, mean), mean, max(high, mean)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a program that communication can slow down.
+
+    Attributes:
+        rows: events, rank by rank.
+        beside: their recorded time beside communication, ns.
+        of_rank: rank to its part of ``rows``.
+        communication: events of each rank that are communication.
+    """
+
+    rows: Ints
+    beside: Floats
+    of_rank: Mapping[int, slice]
+    communication: Mapping[int, Ints]
+
+    @classmethod
+    def of(cls, trace: Trace) -> Kernels:
+        """Those of a trace."""
+        events = trace.events
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        computes = events["class"].is_in(["compute", "spin"]).to_numpy()
+        communicates = (events["class"] == "communication").to_numpy()
+        rows, beside, of_rank, communication, at = [], [], {}, {}, 0
+        for rank in trace.rank_numbers:
+            first, last = trace.rows_of(rank)
+            mine = first + np.flatnonzero(computes[first:last])
+            rows.append(mine)
+            beside.append(trace.union(rank, ["communication"]).length_within(start[mine], end[mine]))
+            of_rank[rank] = slice(at, at + mine.size)
+            communication[rank] = first + np.flatnonzero(communicates[first:last])
+            at += mine.size
+        return cls(np.concatenate(rows), np.concatenate(beside).astype(np.float64), of_rank, communication)
+
+    def joined_by(self, ranks: Mapping[int, int]) -> Kernels:
+        """The same beside communication that a scenario adds, by node and rank."""
+        more: dict[int, list[int]] = {}
+        for node, rank in ranks.items():
+            more.setdefault(rank, []).append(node)
+        sent = {
+            rank: np.concatenate([nodes, np.asarray(more.get(rank, []), dtype=np.int64)])
+            for rank, nodes in self.communication.items()
+        }
+        return replace(self, communication=sent)
+
+    def freed(self, duration: Floats, share: Mapping[int, float]) -> Floats:
+        """The durations of all nodes without what communication cost the kernels."""
+        freed: Floats = duration.copy()
+        for rank, part in self.of_rank.items():
+            freed[self.rows[part]] -= share[rank] * self.beside[part]
+        return freed
+
+    def settled(self, program: Program, recorded: Floats, share: Mapping[int, float]) -> Schedule:
+        """The schedule of a program whose communication is another, with kernels as long as that makes them.
+
+        Args:
+            program: with the recorded durations of kernels.
+            recorded: the recorded durations of all nodes.
+            share: what each rank's kernels lose beside communication.
+        """
+        schedule = replay.run(program)
+        if not any(share.values()):
+            return schedule
+        work = self.freed(recorded, share)
+        before = schedule.end.max()
+        for _ in range(_TURNS):
+            duration = program.duration.copy()
+            for rank, part in self.of_rank.items():
+                rows = self.rows[part]
+                if share[rank] and rows.size:
+                    duration[rows] = self._lasting(schedule, rank, rows, work[rows], share[rank])
+            schedule = replay.run(program.having(duration=duration))
+            after = schedule.end.max()
+            if abs(after - before) <= _SETTLED * abs(after):
+                break
+            before = after
+        return schedule
+
+    def _lasting(self, schedule: Schedule, rank: int, rows: Ints, work: Floats, share: float) -> Floats:
+        """How long each kernel takes beside the communication of a schedule: progress is ``time - share x beside``."""
+        sent = self.communication[rank]
+        begun, ended = np.round(schedule.start[sent]), np.round(schedule.end[sent])
+        beside = Intervals.union_of(begun.astype(np.int64), ended.astype(np.int64))
+        if not len(beside):
+            return work
+        edges = np.stack([beside.start, beside.end], axis=1).ravel().astype(np.float64)
+        covered = np.cumsum(np.stack([np.zeros(len(beside)), beside.end - beside.start], axis=1).ravel())
+        start = schedule.start[rows]
+        lost = share * np.interp(start, edges, covered, left=0, right=covered[-1])
+        goal = start - lost + work
+        progress = edges - share * covered
+        after = np.interp(goal, progress, share * covered, left=0, right=share * covered[-1])
+        lasting: Floats = goal + after - start
+        return lasting
