@@ -34,6 +34,7 @@ RUNS = ("tests/test_properties.py::test_every_table_of_a_random_run",)
 SETS = ("tests/test_properties.py", "-k", "algebra or bounds or lengths or union")
 CASES = "tests/test_cases.py"
 INGEST = "tests/test_ingest.py"
+IDLE = ("tests/test_idle.py",)
 
 MISTAKES = (
     Mistake(
@@ -333,6 +334,41 @@ MISTAKES = (
         "end[order[place]] = start[later] if same else max(capture_end, int(start[place]))",
         "end[order[place]] = start[place]",
         (CASES, "-k", "test_30"),
+    ),
+    Mistake(
+        "a gap of any length is the start-up of a kernel",
+        "questions/idle.py",
+        "kept = by_event & (waited > longest)",
+        "kept = by_event & (waited < 0)",
+        IDLE,
+    ),
+    Mistake(
+        "a gap is another process's although that ran on another GPU",
+        "questions/idle.py",
+        "cause[kept & shared] = _SHARED",
+        "cause[kept] = _SHARED",
+        IDLE,
+    ),
+    Mistake(
+        "what is left beside another process is measured with it",
+        "questions/idle.py",
+        "length_of_runs(pieces, shared) > longest",
+        "length_of_runs(pieces) > longest",
+        IDLE,
+    ),
+    Mistake(
+        "freeing memory behind a collective is waiting for communication",
+        "questions/idle.py",
+        "cause[blame] = np.where(allocates[source[blame]], _ALLOCATED, _SYNCHRONISED)",
+        "cause[blame] = _SYNCHRONISED",
+        IDLE,
+    ),
+    Mistake(
+        "a short allocation takes over what a synchronisation before it cost",
+        "questions/idle.py",
+        "& (graph.lines.end - graph.lines.start > LAUNCH_NS)",
+        "& (graph.lines.end - graph.lines.start > 0)",
+        IDLE,
     ),
     Mistake(
         "a collective that takes the one ahead on its own stream for its producer",

@@ -41,6 +41,7 @@ class Scene:
         self.groups: list[tuple[int | None, list[int]]] = []
         self.peers: list[tuple[int, list[int]]] = []
         self.residuals: dict[int, int] = {}
+        self.gpus: dict[int, str] = {}
         self._correlation = 0
 
     def _process(self, rank: int) -> int:
@@ -254,6 +255,7 @@ class Scene:
                         "rank": rank,
                         "report": f"rank{rank}",
                         "clock_residual_ns": self.residuals.get(rank),
+                        "gpu_uuid": self.gpus.get(rank),
                         "first_ns": min(event["start_ns"] for event in self.events if event["rank"] == rank),
                         "last_ns": max(event["end_ns"] for event in self.events if event["rank"] == rank),
                     }

@@ -75,6 +75,30 @@ def test_ratio_cost_and_net_gain_of_a_known_slowdown(tmp_path: Path) -> None:
     assert {finding.value for finding in result.findings} == {60_000}
 
 
+def test_a_mean_over_some_windows_says_over_how_many(tmp_path: Path) -> None:
+    """In the third step another kernel runs beside communication, which never runs alone."""
+    export = Export(unit="us")
+    for rank in (0, 1):
+        process = export.process(pid=100 + rank, device=rank)
+        at = 0.0
+        for step, name in enumerate(("gemm", "gemm", "other")):
+            begin = at
+            for _ in range(6):
+                process.kernel("gemm", at=(at, at + 10))
+                at += 10
+            for _ in range(6):
+                process.kernel(name, at=(at, at + 20))
+                process.nccl(stream=17, at=(at, at + 20))
+                at += 21
+            process.range(f"step {step}", begin, at)
+    result = answer(export.write(tmp_path / "a.sqlite"))
+    assert result["contention_step"]["contention_ns"].null_count() == 2  # one window of each rank
+    assert len(result.findings) == 2
+    for finding in result.findings:
+        assert finding.value == 60_000
+        assert "in 2 of 3 windows; of the others it is unknown" in finding.message
+
+
 @pytest.mark.parametrize(("share", "accompanied", "partial"), [(0.5, 12, 0), (0.49, 0, 12), (1.0, 12, 0)])
 def test_accompanied_from_half_of_its_time_on(
     tmp_path: Path, share: float, accompanied: int, partial: int

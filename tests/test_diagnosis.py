@@ -23,10 +23,10 @@ from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
 from nsysddp.questions import context_of
-from nsysddp.questions.causes import BY_CODE, CAUSES, link_reference_gbps
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import COMPUTATION, TABLES, UNRESOLVED, diagnose
-from nsysddp.questions.link import fit_link
+from nsysddp.questions.diagnosis.causes import BY_CODE, CAUSES
+from nsysddp.questions.link import fit_link, link_reference_gbps
 
 Unpacked = Callable[[str], Path]
 
@@ -221,6 +221,8 @@ def pausing(pauses_ms: tuple[float, float]) -> Scene:
             )
             scene.range(rank, "optimizer", at + 1.05, at + 1.25)
             scene.launch(rank, 7, (at + 1.3, at + 1.4), "o", ("main", at + 1.1, at + 1.2))
+            done = max(at + 1.4, begin + max(pauses_ms) + 1.0)
+            scene.synchronise(rank, (at + 1.25, done + 0.02), "cudaDeviceSynchronize")
         scene.collective(*handles)
     return scene
 
@@ -241,12 +243,13 @@ def test_the_pause_of_one_rank_is_its_lateness_and_counts_once() -> None:
     result = of(pausing((0.5, 8.0)).trace())
     first = result["diagnosis"].row(0, named=True)
     assert (first["cause"], first["rank"]) == ("straggler", 1)
-    assert first["cost_ns"] == 7.52 * MS  # rank 0 has its data at 1.30, rank 1 starts at 8.82
+    # 7.5 ms in the first step; in the second rank 0 needs 0.4 ms more from its synchronisation on.
+    assert first["cost_ns"] == 7.3 * MS
     part = result["diagnosis_evidence"].filter(cause="straggler").row(0, named=True)
     assert (part["kind"], part["host_phase"]) == ("host_gap", "data")
     assert (
-        costs(result)["host_stall"] < 0.5
-    )  # what is left of the pause: half a millisecond, as on the other rank
+        costs(result)["host_stall"] < 0.7
+    )  # what is left of the pause: about half a millisecond, as on the other rank
 
 
 def test_a_barrier_between_steps_does_not_put_communication_on_the_compute_stream() -> None:
@@ -478,7 +481,7 @@ def test_two_communicators_at_once_compete() -> None:
     """two_groups: 64 MiB on each of two communicators, issued together; nothing else is sent in a step."""
     result = captured("two_groups")
     first = result["diagnosis"].row(0, named=True)
-    assert (first["cause"], first["confidence"]) == ("process_groups", "high")
+    assert (first["cause"], first["confidence"]) == ("process_groups", "medium")
     assert first["phase"] == "backward"
 
 
@@ -534,3 +537,243 @@ def test_json_and_markdown(sample: Path) -> None:
 
 def test_times_are_refused(sample: Path) -> None:
     assert CliRunner().invoke(cli, ["diagnose", str(sample), "--from", "1"]).exit_code != 0
+
+
+# --- causes that look like others ------------------------------------------------------------------------------------
+
+
+def row(result: Result, cause: str) -> dict[str, object]:
+    return result["diagnosis"].filter(pl.col("cause") == cause).row(0, named=True)
+
+
+def test_a_long_gap_between_kernels_that_were_launched_ahead_is_no_start_up_time() -> None:
+    """Kernels of 8 ms, 12 ms apart, all launched at the beginning: nothing recorded says why."""
+    scene = Scene()
+    for number in range(5):
+        at = 1 + 20 * number
+        scene.launch(0, 7, (at, at + 8), "g", ("main", 0.01 + number / 10, 0.02 + number / 10))
+    found = of(scene.trace())
+    assert costs(found)["unexplained"] == pytest.approx(48)
+    assert "kernel_latency" not in costs(found)
+    assert "fuse" not in str(row(found, "unexplained")["try_next"])
+
+
+def test_start_up_time_between_kernels_is_some_microseconds() -> None:
+    scene = Scene()
+    for number in range(5):
+        at = 1 + 0.105 * number
+        scene.launch(0, 7, (at, at + 0.1), "g", ("main", 0.01 + number / 10, 0.02 + number / 10))
+    assert costs(of(scene.trace()))["kernel_latency"] == pytest.approx(0.02)
+
+
+def shared_gpu(uuids: tuple[str, str]) -> Trace:
+    """Two ranks that take turns: kernels of 8 ms of one in the gaps of the other."""
+    scene = Scene()
+    for rank in (0, 1):
+        for number in range(4):
+            at = 1 + 20 * number + 10 * rank
+            scene.launch(rank, 7, (at, at + 9), "g", ("main", 0.01 + number / 10, 0.02 + number / 10))
+    trace = scene.trace()
+    ranks = trace.ranks.with_columns(gpu_uuid=pl.Series(uuids))
+    return replace(trace, ranks=ranks)
+
+
+def test_gaps_under_the_kernels_of_another_process_on_the_same_gpu() -> None:
+    assert costs(of(shared_gpu(("a", "a"))))["other_process"] == pytest.approx(43)
+    apart = costs(of(shared_gpu(("a", "b"))))
+    assert "other_process" not in apart
+    assert apart["unexplained"] == pytest.approx(43)
+
+
+def test_the_same_synchronisation_on_all_ranks_is_no_lateness_and_is_named() -> None:
+    scene = Scene()
+    for number in range(3):
+        at, handles = number * 14.5, []
+        for rank in (0, 1):
+            scene.range(rank, f"step {number}", at, at + 14.4)
+            scene.range(rank, "forward", at + 0.1, at + 1)
+            scene.launch(rank, 7, (at + 1, at + 3), "f", ("main", at + 0.2, at + 0.3))
+            scene.synchronise(rank, (at + 1.5, at + 3.01), "cudaStreamSynchronize", stream=7)
+            scene.range(rank, "backward", at + 9, at + 10)
+            scene.launch(rank, 7, (at + 9.2, at + 12), "b", ("main", at + 9.1, at + 9.15))
+            scene.record(rank, 7, at + 9.3, number)
+            scene.wait(rank, 17, at + 9.4, number)
+            call = ("main", at + 9.5, at + 9.6)
+            handles.append(
+                scene.launch(rank, 17, (at + 12 + rank / 100, at + 14), "nccl", call, kind="communication")
+            )
+        scene.collective(*handles)
+    result = of(scene.trace())
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["phase"]) == ("host_stall", "between forward and backward")
+    assert "straggler" not in costs(result)
+    parts = result["diagnosis_evidence"].filter(cause="synchronisation")
+    assert parts["name"].to_list()[0] == "cudaStreamSynchronize"
+
+
+def test_a_collective_queued_behind_the_rank_s_own_is_no_lateness() -> None:
+    """Rank 1 launches the first of two collectives 0.3 ms before its peer; both queue behind it for as long."""
+    scene = Scene()
+    pairs: list[list[int]] = [[], []]
+    for rank in (0, 1):
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.3, 1)
+        scene.wait(rank, 17, 0.31, 1)
+        for number, at in enumerate(((2.0, 2.3), (2.3 + rank / 200, 2.6))):
+            call = ("main", 0.4 + number / 10, 0.45 + number / 10)
+            pairs[number].append(scene.launch(rank, 17, at, "nccl", call, kind="communication"))
+    for pair in pairs:
+        scene.collective(*pair)
+    assert "straggler" not in costs(of(scene.trace()))
+
+
+def test_slow_transfers_in_one_group_are_nobody_s_lateness() -> None:
+    """Reduce-scatter in groups {0, 1} and {2, 3}, the second slow; then all-reduces of {0, 2} and {1, 3}."""
+    scene = Scene()
+    scatters, reductions = {}, {}
+    for rank in range(4):
+        done = 4.0 if rank < 2 else 9.0
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.3, 1)
+        scene.wait(rank, 22, 0.31, 1)
+        scatters[rank] = scene.launch(rank, 22, (2.0, done), "s", ("main", 0.4, 0.45), kind="communication")
+        scene.record(rank, 22, 0.5, 2)
+        scene.wait(rank, 23, 0.51, 2)
+        call = ("main", 0.6, 0.65)
+        reductions[rank] = scene.launch(rank, 23, (done + 0.001, 11.0), "r", call, kind="communication")
+    for a, b in ((0, 1), (2, 3)):
+        scene.collective(scatters[a], scatters[b])
+    for a, b in ((0, 2), (1, 3)):
+        scene.collective(reductions[a], reductions[b])
+    assert "straggler" not in costs(of(scene.trace()))
+
+
+def test_one_collective_on_the_paths_of_tied_ranks_is_one_part() -> None:
+    scene = Scene()
+    handles = []
+    for rank in range(3):
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.2))
+        scene.record(rank, 7, 0.3, 1)
+        scene.wait(rank, 17, 0.31, 1)
+        handles.append(
+            scene.launch(
+                rank, 17, (2.0, 26.0 + rank / 1000), "nccl", ("main", 0.4, 0.5), kind="communication"
+            )
+        )
+    scene.collective(*handles)
+    result = of(scene.trace())
+    (part,) = result["diagnosis_evidence"].filter(cause="slow_communication").iter_rows(named=True)
+    assert part["cost_ns"] / MS == pytest.approx(24.0, abs=0.01)
+    assert part["rank"] is None
+    assert "largest part: nccl (24.00" in str(row(result, "slow_communication")["claim"])
+
+
+def test_copies_between_gpus_are_a_cause_of_their_own() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 4), "memcpy PtoP", ("main", 0.1, 0.2), kind="memory", api="cudaMemcpyPeerAsync")
+    scene.launch(0, 7, (4, 6), "g", ("main", 0.3, 0.4))
+    assert costs(of(scene.trace()))["peer_copies"] == pytest.approx(3.0)
+
+
+def gathering(*, prefetch: bool) -> Trace:
+    """Four layers: gather of 1 ms, then computation of 1 ms; with prefetch the next gather runs beside it."""
+    scene = Scene()
+    gathers: dict[int, list[int]] = {}
+    for rank in (0, 1):
+        scene.range(rank, "step 0", 0, 30)
+        scene.range(rank, "forward", 0.01, 3)
+        scene.record(rank, 7, 0.02, 100)
+        end = 1.0
+        for layer in range(4):
+            host = 0.1 + layer / 10
+            waits = 99 + layer if prefetch else 100 + layer
+            if waits >= 100:
+                scene.wait(rank, 21, host, waits)
+            begin = 1.0 + layer if prefetch else end
+            call = ("main", host + 0.01, host + 0.02)
+            handle = scene.launch(rank, 21, (begin, begin + 1), "gather", call, kind="communication")
+            gathers.setdefault(layer, []).append(handle)
+            scene.record(rank, 21, host + 0.03, 200 + layer)
+            scene.wait(rank, 7, host + 0.04, 200 + layer)
+            call = ("main", host + 0.05, host + 0.06)
+            scene.launch(rank, 7, (begin + 1, begin + 2), f"layer{layer}", call)
+            scene.record(rank, 7, host + 0.07, 101 + layer)
+            end = begin + 2
+    for handles in gathers.values():
+        scene.collective(*handles)
+    trace = scene.trace()
+    return replace(trace, collectives=trace.collectives.with_columns(kind=pl.lit("all_gather")))
+
+
+def test_gathers_that_wait_for_the_computation_ahead_lack_prefetch() -> None:
+    found = costs(of(gathering(prefetch=False)))
+    assert found["no_prefetch"] == pytest.approx(3.0)  # the first has nothing to run beside
+    assert "no_prefetch" not in costs(of(gathering(prefetch=True)))
+
+
+@pytest.mark.parametrize(("one_queue", "cause"), [(True, "held_behind_compute"), (False, "queued")])
+def test_a_reduction_held_behind_computation_launched_before_it(one_queue: bool, cause: str) -> None:
+    """Its data are there at 2; it starts when the last kernel launched before it has begun."""
+    scene = Scene()
+    handles = []
+    for rank in (0, 1):
+        scene.launch(rank, 7, (1, 2), "g", ("main", 0.1, 0.15))
+        scene.record(rank, 7, 0.2, 1)
+        for number in range(4):
+            at = 2.0 + 2 * number
+            scene.launch(rank, 7, (at, at + 2), "h", ("main", 0.3 + number / 10, 0.35 + number / 10))
+        scene.wait(rank, 17, 0.8, 1)
+        handles.append(
+            scene.launch(rank, 17, (8.005, 12.0), "nccl", ("main", 0.9, 0.95), kind="communication")
+        )
+        if not one_queue:  # launched later, begun earlier: streams have queues of their own
+            scene.launch(rank, 9, (1.5, 1.6), "side", ("main", 0.96, 0.97))
+    scene.collective(*handles)
+    found = of(scene.trace())
+    assert costs(found)[cause] == pytest.approx(6.005, abs=0.01)
+    if one_queue:
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" in str(row(found, cause)["claim"])
+        assert row(found, cause)["confidence"] != "high"
+
+
+def test_a_copy_from_pageable_memory_holds_up_the_host() -> None:
+    """One GPU, 128 MiB from pageable memory after forward: the wait for forward's work is computation."""
+    result = captured("one_gpu_pageable")
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["phase"]) == ("copies", "between forward and backward")
+    assert 14 < first["cost_ns"] / MS < 18
+    assert "pageable" in first["claim"]
+    assert "host_stall" not in costs(result)
+
+
+def test_memory_freed_inside_the_step() -> None:
+    result = captured("one_gpu_cudafree")
+    first = result["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["phase"]) == ("allocation", "between forward and backward")
+    assert "cudaFree" in first["claim"]
+    assert ".item()" not in first["try_next"]
+
+
+def test_a_pause_after_a_synchronisation_says_between_which_phases_it_lies() -> None:
+    first = captured("one_gpu_item_sleep")["diagnosis"].row(0, named=True)
+    assert (first["cause"], first["phase"]) == ("host_stall", "between forward and backward")
+    assert first["cost_ns"] / MS == pytest.approx(10.4, abs=0.3)
+
+
+def test_message_sizes_too_close_to_each_other_are_not_said_to_be_one() -> None:
+    scene = Scene()
+    for number in range(4):
+        at = 1.0 + number
+        scene.collective(
+            *(
+                scene.launch(
+                    rank, 17, (at, at + 0.5), "nccl", ("main", at - 0.5, at - 0.4), kind="communication"
+                )
+                for rank in (0, 1)
+            )
+        )
+    trace = scene.trace()
+    sizes = 1000 + 100 * pl.col("collective_id")
+    result = of(replace(trace, collectives=trace.collectives.with_columns(bytes=sizes.cast(pl.Int64))))
+    reason = result["diagnosis_unjudged"].filter(cause="small_buckets")["reason"][0]
+    assert reason.startswith("4 message sizes")

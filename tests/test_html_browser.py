@@ -68,7 +68,7 @@ def written(reports: list[Path], out: Path) -> Path:
         context=context,
         critical_path=path,
         buckets=buckets(context),
-        diagnosis=diagnose(context, paths=path),
+        diagnosis=diagnose(context),
     )
     out.write_text(page, encoding="utf-8")
     return out

@@ -9,18 +9,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scene import MS, Scene
+from simulation.export import write
+from simulation.jobs import Job, Planted
+from simulation.jobs import simulate as simulate_job
 from test_critical_path_random import LONGER, Op, programs, simulate, trace_of
 
 from nsysddp.join.load import load
 from nsysddp.model import schema
+from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
 from nsysddp.questions import analyze, context_of
+from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs
 from nsysddp.questions.idle import idle
 from nsysddp.questions.steps import Selection
 
@@ -49,16 +55,16 @@ def pieces(result: Result, rank: int = 0) -> list[Piece]:
 def test_a_late_launch_is_the_host_s_time_before_it_its_call_and_its_latency() -> None:
     """
     main  [a 0-1)                [b 8-10)
-    s7      a 1-3 ................        b 10.5-20
+    s7      a 1-3 ................        b 10.05-20
     """
     scene = Scene()
     scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
-    scene.launch(0, 7, (10.5, 20), "b", ("main", 8, 10), api="cuLaunchKernelEx")
+    scene.launch(0, 7, (10.05, 20), "b", ("main", 8, 10), api="cuLaunchKernelEx")
     result = answer(scene.trace())
     assert pieces(result) == [
         ("launch_late", "host_gap", "cuLaunchKernelEx", 3, 8),
         ("launch_late", "call", "cuLaunchKernelEx", 8, 10),
-        ("launch_late", "latency", None, 10, 10.5),
+        ("launch_late", "latency", None, 10, 10.05),
     ]
     row = result["idle"].row(0, named=True)
     assert (row["thread"], row["delayed_name"], row["consequence"], row["call"]) == (100, "b", False, None)
@@ -248,6 +254,233 @@ def test_a_gap_over_the_edge_of_steps_is_cut_there() -> None:
     assert dict(steps.iter_rows()) == {"step 0": 2 * MS, "step 1": 2 * MS}
     overlap = analyze(scene.trace())["overlap"]
     assert overlap["idle_ns"].to_list() == [2 * MS, 2 * MS]
+
+
+# --- the device did not run what was ready ---------------------------------------------------------------------
+
+
+def held_up(gaps: float = 12, *, ranks: tuple[int, ...] = (0,)) -> Scene:
+    """Three kernels of 8 ms a rank, launched 100 ms ahead, with as long a gap before the second and the third."""
+    scene = Scene()
+    for rank in ranks:
+        for number in range(3):
+            start = 100 + number * (8 + gaps)
+            scene.launch(rank, 7, (start, start + 8), f"k{number}", ("main", number, number + 0.5))
+    return scene
+
+
+def test_gaps_longer_than_a_start_up_are_not_latency() -> None:
+    """Whatever was launched far ahead, kept waiting for 12 ms: no matter of many short kernels."""
+    assert pieces(answer(held_up().trace())) == [
+        ("unexplained", "latency", None, 108, 120),
+        ("unexplained", "latency", None, 128, 140),
+    ]
+
+
+@pytest.mark.parametrize(("gap", "cause"), [(0.02, "stream_latency"), (0.021, "unexplained")])
+def test_a_start_up_lasts_some_microseconds(gap: float, cause: str) -> None:
+    assert {found for found, *_ in pieces(answer(held_up(gap).trace()))} == {cause}
+
+
+@pytest.mark.parametrize(("start", "cause"), [(10.1, "launch_late"), (10.101, "unexplained")])
+def test_a_launch_on_a_free_device_takes_longer_than_the_next_of_a_queue(start: float, cause: str) -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.launch(0, 7, (start, 20), "b", ("main", 9, 10))
+    assert pieces(answer(scene.trace()))[-1] == (cause, "latency", None, 10, start)
+
+
+def test_what_waits_long_after_its_event_hangs_on_nothing_that_is_known() -> None:
+    """The awaited kernel ended at 11 and is no reason for what starts at 14."""
+    scene = Scene()
+    scene.launch(0, 7, (1, 11), "a", ("main", 0, 1))
+    scene.record(0, 7, 1.1, sync_id=1)
+    scene.wait(0, 9, 1.2, sync_id=1)
+    scene.launch(0, 9, (14, 20), "b", ("main", 2, 3))
+    result = answer(scene.trace())
+    assert pieces(result) == [("unexplained", "latency", None, 11, 14)]
+    assert result["idle"]["awaited_event"].to_list() == [None]
+
+
+def on_one_gpu(residual: int | None = None) -> Scene:
+    """Rank 1 runs in the middle of the first gap of rank 0: from 110 to 115 of 108 to 120."""
+    scene = held_up()
+    scene.launch(1, 7, (110, 115), "other", ("main", 0, 1))
+    scene.gpus = {0: "GPU-a", 1: "GPU-a"}
+    if residual is not None:
+        scene.residuals[1] = residual
+    return scene
+
+
+def test_under_kernels_of_another_process_the_gpu_ran_that_process() -> None:
+    assert pieces(answer(on_one_gpu().trace())) == [
+        ("unexplained", "latency", None, 108, 110),
+        ("other_process", "latency", None, 110, 115),
+        ("unexplained", "latency", None, 115, 120),
+        ("unexplained", "latency", None, 128, 140),
+    ]
+
+
+def test_a_start_up_after_another_process_is_latency() -> None:
+    scene = held_up()
+    scene.launch(1, 7, (108, 119.985), "other", ("main", 0, 1))
+    scene.gpus = {0: "GPU-a", 1: "GPU-a"}
+    assert pieces(answer(scene.trace()))[:2] == [
+        ("other_process", "latency", None, 108, 119.985),
+        ("stream_latency", "latency", None, 119.985, 120),
+    ]
+
+
+def test_a_process_on_another_gpu_or_with_doubtful_clocks_explains_nothing() -> None:
+    for scene in (on_one_gpu(10 * MS), on_one_gpu()):
+        if not scene.residuals:
+            scene.gpus[1] = "GPU-b"
+        assert {cause for cause, *_ in pieces(answer(scene.trace()))} == {"unexplained"}
+
+
+def test_a_late_launch_stays_late_whoever_used_the_gpu_meanwhile() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.launch(0, 7, (9.001, 12), "b", ("main", 8, 9))
+    scene.launch(1, 7, (3, 9), "other", ("main", 0, 1))
+    scene.gpus = {0: "GPU-a", 1: "GPU-a"}
+    assert {cause for cause, *_ in pieces(answer(scene.trace()))} == {"launch_late"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=5),
+    st.lists(st.booleans(), min_size=8, max_size=8),
+)
+def test_pieces_are_cut_where_others_ran_and_nowhere_else(
+    lengths: list[int], busy: list[tuple[int, int]], chosen: list[bool]
+) -> None:
+    """Against a look at every instant."""
+    start = np.cumsum([0, *lengths[:-1]])
+    end = start + np.array(lengths)
+    count = start.size
+    gaps = Gaps(*(np.zeros(1, np.int64),) * 2, start[:1], end[-1:], np.zeros(1, np.int64))
+    whole = Pieces(np.zeros(count, np.int64), start, end, np.arange(count), np.zeros(count, dtype=bool))
+    which = np.array(chosen[:count])
+    spans = Intervals.union_of(np.array([a for a, _ in busy]), np.array([a + n for a, n in busy]))
+    cut, within = cut_where(gaps, whole, {0: spans}, which)
+    assert_tiling(gaps, cut)
+    ran = {instant for a, n in busy for instant in range(a, a + n)}
+    for opened, closed, node, is_within in zip(cut.start, cut.end, cut.node, within, strict=True):
+        assert {instant in ran for instant in range(opened, closed)} == {bool(is_within)} or not which[node]
+        assert start[node] <= opened
+        assert closed <= end[node]
+        assert which[node] or not is_within
+    edges = {edge for a, b in zip(spans.start, spans.end, strict=True) for edge in (a, b)}
+    assert set(cut.start) <= set(start) | edges
+    runs = length_of_runs(cut)
+    assert runs.tolist() == [lengths[node] for node in cut.node]
+
+
+# --- calls that hold the host by themselves --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["cudaFree_v3020", "cudaMalloc_v3020", "cuMemHostRegister", "cudaHostAlloc"])
+@pytest.mark.parametrize("early", [0, 0.1])
+def test_freeing_after_a_collective_is_neither_communication_nor_synchronisation(
+    call: str, early: float
+) -> None:
+    """
+    main  [ar]        [cudaFree 40 ------- 70)  [b 71-71.1)
+    s17   ar 1-40 .............................. b 71.101-80   called just before or just after the end: alike
+    """
+    scene = Scene()
+    first = scene.launch(0, 17, (1, 40), "nccl", ("main", 0, 1), kind="communication")
+    scene.collective(first, matched=False)
+    scene.synchronise(0, (40 - early, 70), call)
+    scene.launch(0, 7, (71.101, 80), "b", ("main", 71, 71.1))
+    result = answer(scene.trace())
+    totals = result["idle_step"].select("cause", "idle_ns").rows()
+    assert totals == [("allocation", 31.101 * MS)]
+    frame = result["idle"]
+    assert set(frame["call"]) == {call}
+    assert frame["consequence"].to_list() == [False, True, True, True]
+    assert frame["awaited_event"].null_count() == frame.height
+
+
+def test_allocating_in_the_order_of_a_stream_holds_nobody() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.call(0, 3, 9, "cudaMallocAsync_v11020")
+    scene.launch(0, 7, (9.101, 12), "b", ("main", 9, 9.1))
+    assert {cause for cause, *_ in pieces(answer(scene.trace()))} == {"launch_late"}
+
+
+def test_a_short_allocation_does_not_take_over_from_a_synchronisation() -> None:
+    scene = drained(5.0, (5.9,))
+    scene.call(0, 5.2, 5.21, "cudaMalloc_v3020")
+    causes = [(cause, start, end) for cause, _, _, start, end in pieces(answer(scene.trace()))]
+    assert causes == [
+        ("synchronisation", 5, 5.2),
+        ("allocation", 5.2, 5.21),
+        ("synchronisation", 5.21, 5.9),
+        ("synchronisation", 5.9, 6.1),
+    ]
+
+
+@pytest.mark.parametrize("end", [8.99, 9.3])
+def test_a_copy_of_pageable_memory_holds_the_host_while_it_is_staged(end: float) -> None:
+    """
+    main  [a 0-1)  [cudaMemcpyAsync 3 ------ 9)     [b 9.5-9.6)
+    s7      a 1-3 ........... copy 5 ------- end ..    b 9.601-12    its last part may run after the call
+    """
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.launch(0, 7, (5, end), "memcpy HtoD", ("main", 3, 9), kind="memory", api="cudaMemcpyAsync_v3020")
+    scene.launch(0, 7, (9.601, 12), "b", ("main", 9.5, 9.6))
+    result = answer(scene.trace())
+    assert result["idle_step"]["cause"].to_list() == ["memory_copy"]
+    assert set(result["idle"]["call"]) == {"cudaMemcpyAsync_v3020"}
+
+
+def test_a_copy_of_pinned_memory_is_a_launch_like_others() -> None:
+    scene = Scene()
+    scene.launch(0, 7, (1, 3), "a", ("main", 0, 1))
+    scene.launch(0, 7, (5.002, 9), "memcpy HtoD", ("main", 4.99, 5), kind="memory", api="cudaMemcpyAsync")
+    scene.launch(0, 7, (12, 13), "b", ("main", 11.99, 11.999))
+    assert {cause for cause, *_ in pieces(answer(scene.trace()))} == {"launch_late"}
+
+
+# --- against the simulator ----------------------------------------------------------------------------------------
+
+
+def idle_of(job: Job, folder: Path) -> pl.DataFrame:
+    """Idle time of a simulated job in ms a step by rank and cause, after the first step."""
+    folder.mkdir(exist_ok=True)
+    context = context_of(load(write(simulate_job(job), folder), host_calls=True))
+    steps = idle(context)["idle_step"].filter(pl.col("step_index") > 0)
+    return steps.group_by("rank", "cause").agg(pl.col("idle_ns").sum() / MS / (job.steps - 1))
+
+
+@pytest.mark.parametrize("kind", ["dp", "hsdp", "tp"])
+def test_nothing_of_a_clean_job_is_allocated_shared_or_unexplained(kind: str, tmp_path: Path) -> None:
+    found = idle_of(Job(kind=kind, ranks=4, group=1 if kind == "dp" else 2), tmp_path)
+    assert not set(found["cause"]) & {"allocation", "other_process", "unexplained"}
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_freeing_memory_costs_what_the_gpu_idles_longer_for_it(phase: str, tmp_path: Path) -> None:
+    """The idle time that is named for the call, against what the same job idles without it."""
+    job = Job(ranks=2, planted=Planted("pause_all", 6 * MS, phase=phase, how="free"))
+    with_it, without = idle_of(job, tmp_path / "a"), idle_of(job.without_cause(), tmp_path / "b")
+    named = with_it.filter(pl.col("cause") == "allocation")
+    assert sorted(named["rank"]) == [0, 1]
+    for rank, cost in named.select("rank", "idle_ns").iter_rows():
+        longer = with_it.filter(rank=rank)["idle_ns"].sum() - without.filter(rank=rank)["idle_ns"].sum()
+        assert cost == pytest.approx(longer, abs=0.3)
+    assert "allocation" not in set(without["cause"])
+
+
+def test_a_preempted_rank_has_gaps_that_nothing_explains(tmp_path: Path) -> None:
+    job = Job(ranks=2, planted=Planted("preemption", 2 * MS, rank=1, how="gap"))
+    found = idle_of(job, tmp_path).filter(pl.col("cause") == "unexplained")
+    assert found["rank"].to_list() == [1]
 
 
 # --- random programs --------------------------------------------------------------------------------------------

@@ -397,12 +397,8 @@ def _picture(figure: Figure, kind: str, data: str) -> bytes:
 
 def _diagnosis(run: Loaded) -> tuple[Graph, Result | None]:
     """The graph of a run, and its diagnosis; None where the selection cuts time."""
-    from nsysddp.dependencies.graph import build as build_graph
-    from nsysddp.questions.diagnosis import diagnose
-
-    graph = build_graph(run.context.trace)
     # The critical path and what costs time on it are of whole steps.
-    return graph, None if run.path is None else diagnose(run.context, graph=graph, paths=run.path)
+    return run.context.graph, None if run.path is None else run.context.diagnosis
 
 
 def _page(evidence: Evidence, answer: Answer, graph: Graph, diagnosis: Result | None) -> str:

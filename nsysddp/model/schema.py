@@ -525,6 +525,9 @@ IDLE_CAUSES = (
     "memory_copy",
     "synchronisation",
     "stream_latency",
+    "allocation",
+    "other_process",
+    "unexplained",
     "end_of_work",
     "unknown",
 )
@@ -558,7 +561,7 @@ IDLE = _table(
         (
             "awaited_event",
             INT,
-            "row of the trace's events that the event or synchronising call waited for; null if none",
+            "row of the trace's events that the event or synchronising call waited for; null if none or not known",
         ),
         ("awaited_name", TEXT, "its name"),
         (
@@ -566,7 +569,11 @@ IDLE = _table(
             INT,
             "rank that arrived last in the awaited collective (or on which the awaited event ran)",
         ),
-        ("call", TEXT, "synchronising or copying call of which this piece is the consequence; null if none"),
+        (
+            "call",
+            TEXT,
+            "synchronising, copying or allocating call that this piece is part or consequence of; null if none",
+        ),
         ("call_start_ns", INT, "its start, which tells the call apart"),
         ("consequence", FLAG, "the idle time came after that call, out of the lead that the host lost in it"),
     ],

@@ -14,7 +14,7 @@ import polars as pl
 from nsysddp.model import schema
 from nsysddp.model.result import Result
 from nsysddp.model.warnings import Warning
-from nsysddp.questions import collectives, overlap
+from nsysddp.questions import collectives, overlap, own_time
 from nsysddp.questions.context import Context, context_of
 from nsysddp.questions.findings import find
 from nsysddp.questions.question import Question
@@ -82,7 +82,9 @@ ANALYSES: tuple[Analysis, ...] = (
         "straggler",
         "Which rank arrived last, and what did that cost the others?",
         "matched collectives",
-        lambda _, tables: collectives.straggler_table(tables["collective"]),
+        lambda c, tables: collectives.straggler_table(
+            tables["collective"], own_time.phases_behind(c.trace, c.attribution, c.splits)
+        ),
     ),
     Analysis(
         "outside_steps",

@@ -284,11 +284,16 @@ def selected_events(
     return keep
 
 
-def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
+def straggler_table(collective: pl.DataFrame, fell_behind: pl.DataFrame) -> pl.DataFrame:
     """Which rank was how often the last to arrive in each step, and what that cost the others?
 
-    A rank's skew in a collective where it came last is its start minus the earliest start. In the phase column: the
-    phase of the first collective of the step in which it came last.
+    A rank's skew in a collective where it came last is its start minus the earliest start. Where all arrive together
+    none came last.
+
+    Args:
+        collective: ``schema.COLLECTIVE``.
+        fell_behind: the first phase of each rank and step in which it took longer than the others
+            (``own_time.phases_behind``).
     """
     known = collective.filter(pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null())
     if not known.height:
@@ -303,7 +308,7 @@ def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
     known = (
         known.join(per.filter(pl.col("ranks") > 1), on="collective_id", how="inner")
         .join(blamed, on=["collective_id", "rank"], how="left")
-        .with_columns(pl.col("imposed").is_not_null().alias("is_last"))
+        .with_columns((pl.col("imposed").fill_null(0) > 0).alias("is_last"))
     )
     last = pl.col("is_last")
     skew = pl.col("start_ns") - pl.col("earliest")
@@ -313,7 +318,11 @@ def straggler_table(collective: pl.DataFrame) -> pl.DataFrame:
         skew.filter(last).sum().alias("arrival_skew_sum_ns"),
         skew.filter(last).max().fill_null(0).alias("arrival_skew_max_ns"),
         pl.col("imposed").sum().alias("imposed_wait_ns"),
-        pl.col("phase").sort_by("start_ns").filter(last.sort_by("start_ns")).first().alias("first_phase"),
+        pl.col("phase").sort_by("start_ns").filter(last.sort_by("start_ns")).first().alias("came_last"),
         pl.col("start_ns").min().alias("at"),
     )
-    return schema.STRAGGLER.check(made.sort("at", "rank").sort("rank", maintain_order=True).drop("at"))
+    made = made.join(fell_behind, on=["rank", "step"], how="left", nulls_equal=True).with_columns(
+        # Where nothing took longer on it: the phase of the first collective at which it came last.
+        first_phase=pl.when(pl.col("collectives_last") > 0).then(pl.coalesce("phase", "came_last"))
+    )
+    return schema.STRAGGLER.check(made.sort("at", "rank").sort("rank", maintain_order=True))

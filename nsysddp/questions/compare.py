@@ -173,7 +173,7 @@ WINDOW_PARTS = (
     "idle",
 )
 _OPTIONAL = ("contention", "host")
-HOST_CAUSES = ("launch_late", "synchronisation")
+HOST_CAUSES = ("launch_late", "synchronisation", "allocation")
 """Causes of idle time (``schema.IDLE_CAUSES``) that make the part ``host``."""
 
 PATH_PARTS: dict[str, tuple[str, ...]] = {

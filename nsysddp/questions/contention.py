@@ -544,15 +544,22 @@ def _warnings(trace: Trace, frames: dict[str, pl.DataFrame]) -> tuple[Warning, .
 
 
 def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
-    """What contention cost each rank per steady window, and what overlap gained after it."""
-    steps = frames["contention_step"]
-    known = steady(
-        steps.filter(pl.col("net_overlap_gain_ns").is_not_null(), pl.col("hidden_communication_ns") > 0)
-    )
+    """What contention cost each rank per steady window, and what overlap gained after it.
+
+    A mean over the windows in which that is known; if it is not in all that have overlap, the text says in how many.
+    """
+    overlapping = steady(frames["contention_step"].filter(pl.col("hidden_communication_ns") > 0))
+    is_known = pl.col("net_overlap_gain_ns").is_not_null()
     columns = ["contention_ns", "contention_low_ns", "contention_high_ns", "hidden_transfer_ns"]
-    means = known.group_by("rank").agg(pl.col(columns).mean()).sort("rank")
+    means = (
+        overlapping.group_by("rank")
+        .agg(pl.col(columns).filter(is_known).mean(), known=is_known.sum(), windows=pl.len())
+        .filter(pl.col("known") > 0)
+        .sort("rank")
+    )
     made = []
-    for rank, cost, low, high, saved in means.iter_rows():
+    for rank, cost, low, high, saved, known, windows in means.iter_rows():
+        some = f" (in {known} of {windows} windows; of the others it is unknown)" if known < windows else ""
         verdict = (
             "overlap gains"
             if saved > high
@@ -565,7 +572,7 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
                 code="net_overlap_gain",
                 message=f"rank {rank}: overlap hides {ms(saved):.3f} ms of transfer a window and slows the kernels "
                 f"under it by {ms(cost):.3f} ms ({ms(low):.3f} to {ms(high):.3f}): "
-                f"net {ms(saved - cost):.3f} ms, {verdict}",
+                f"net {ms(saved - cost):.3f} ms, {verdict}{some}",
                 rank=rank,
                 value=saved - cost,
                 unit="ns",
@@ -574,6 +581,36 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
             )
         )
     return tuple(made)
+
+
+def slowdowns(found: Result | None) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
+    """By how much are kernels slower beside communication, and transfers beside computation?
+
+    Args:
+        found: the answer of ``contention.contention``; None without launch shapes.
+
+    Returns:
+        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost, and
+        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0.
+    """
+    slower: dict[tuple[int, int], float] = {}
+    transfers: dict[int, float] = {}
+    if found is None:
+        return slower, transfers
+    known = found["contention_step"].filter(
+        pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
+    )
+    for rank, step, cost, beside in known.select(
+        "rank", "step_index", "contention_ns", "hidden_communication_ns"
+    ).iter_rows():
+        slower[(rank, -1 if step is None else step)] = min(cost / beside, 1.0)
+    reverse = found["contention"].filter(
+        pl.col("side") == "communication", pl.col("ratio_low") > 1, pl.col("beside_ns") > 0
+    )
+    lost = ((1 - 1 / pl.col("ratio")) * pl.col("beside_ns")).sum() / pl.col("beside_ns").sum()
+    for rank, mean in reverse.group_by("rank").agg(lost).iter_rows():
+        transfers[rank] = mean
+    return slower, transfers
 
 
 QUESTION = Question(

@@ -105,14 +105,14 @@ class Context:
         """The answer of ``questions.idle``."""
         from nsysddp.questions.idle import idle
 
-        return idle(self, graph=self.graph)
+        return idle(self)
 
     @cached_property
     def diagnosis(self) -> Result:
         """The answer of ``questions.diagnosis``."""
         from nsysddp.questions.diagnosis import diagnose
 
-        return diagnose(self, graph=self.graph, paths=self.paths)
+        return diagnose(self)
 
 
 def context_of(trace: Trace, selection: Selection | None = None) -> Context:

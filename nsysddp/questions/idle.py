@@ -16,7 +16,10 @@ Causes:
     communication_wait  the same, or a synchronising call, where what was awaited is communication
     memory_copy         the same where it is a copy or memset, or a call that copies and blocks
     synchronisation     the host was in, or came back from, a call that waits for the GPU
+    allocation          the host was in, or came back from, a call that allocates or frees memory
     stream_latency      from one event to the next in its queue
+    other_process       the event had been launched and had all it needs, and another process ran on the same GPU
+    unexplained         the same, and nothing that the capture shows ran: not the start-up of a kernel
     end_of_work         nothing came any more
     unknown             before the rank's first recorded call, without launch row, or inside a CUDA graph
 
@@ -24,27 +27,37 @@ Causes:
 host is ahead again. So late launches after such a call are its consequence, not a cause of their own, as long as no
 event since had to wait for the GPU for more than 10 us, and at most for as long as the call had blocked the host
 (without it the host would have been that much earlier). A single host piece longer than ``LONG_HOST_NS`` keeps its own
-name: a sleep or a data loader is a cause whatever preceded it.
+name: a sleep or a data loader is a cause whatever preceded it. Memory that is allocated or freed, and copies of
+pageable memory, hold the host for as long as their call takes, whether or not it is known to have waited for the GPU.
+
+**Start-up or not.** A device that is free starts what is ready within ``START_UP_NS``, and what is launched within
+``LAUNCH_NS``. What takes longer is neither latency nor a matter of many short kernels. Where another rank of the trace
+ran on the same physical GPU in that time it is the other process, else it is unexplained: a process that was not
+captured, preemption, or a wait that is not recorded. A host that launches late stays the cause of a gap, whoever used
+the GPU meanwhile.
 
 **Launch queue.** Depth = events launched (the call returned) and not yet started.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph, build
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.dependencies.host import Blocking, blocking_kind
+from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import NS_PER_MS, ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.diagnosis.blocking import is_allocation
+from nsysddp.questions.diagnosis.rules import LAUNCH_NS, START_UP_NS
+from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs, pieces_of
 from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
@@ -63,12 +76,11 @@ LONG_HOST_NS = NS_PER_MS
 CAUSE = pl.Enum(list(schema.IDLE_CAUSES))
 
 
-def idle(context: Context, *, graph: Graph | None = None) -> Result:
+def idle(context: Context) -> Result:
     """Why was each GPU idle, instant by instant, and how deep was its launch queue?
 
     Args:
         context: of a trace loaded with ``host_calls=True``; without, most gaps are ``unknown``.
-        graph: the dependency graph, if it has been built.
 
     Returns:
         The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step`` (``schema.MORE_TABLES``).
@@ -76,11 +88,13 @@ def idle(context: Context, *, graph: Graph | None = None) -> Result:
     Raises:
         AnalysisError: the pieces do not tile the idle time.
     """
-    graph = build(context.trace) if graph is None else graph
+    graph = context.graph
     gaps = _gaps(context)
-    pieces = _pieces(graph, gaps)
-    _assert_tiling(gaps, pieces)
-    named = _named(context, graph, gaps, pieces)
+    pieces = pieces_of(graph, gaps)
+    waits = ~pieces.ran & (pieces.node >= 0) & (pieces.node < graph.events)
+    pieces, shared = cut_where(gaps, pieces, _other_processes(context.trace), waits)
+    assert_tiling(gaps, pieces)
+    named = _named(context, graph, gaps, pieces, shared)
     queue, queue_step = _launch_queue(context)
     frames = {
         "idle": schema.IDLE.check(named),
@@ -104,22 +118,7 @@ def idle(context: Context, *, graph: Graph | None = None) -> Result:
 # --- gaps -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Idle gaps of all ranks, ordered by rank and time; all shape (gaps,).
-
-    ``event`` is the row of the event that ended the gap (or comes next, if a window's edge ended it), -1 if none does.
-    ``window`` is the row of the context's windows.
-    """
-
-    rank: Ints
-    window: Ints
-    start: Ints
-    end: Ints
-    event: Ints
-
-
-def _gaps(context: Context) -> _Gaps:
+def _gaps(context: Context) -> Gaps:
     """``W - P - C - M - G`` of every window, as intervals with the event that ended each."""
     trace = context.trace
     parts: list[list[Ints]] = []
@@ -153,104 +152,32 @@ def _gaps(context: Context) -> _Gaps:
         if parts
         else [np.empty(0, np.int64)] * 5
     )
-    return _Gaps(*columns)
+    return Gaps(*columns)
 
 
-# --- pieces: what the event at the end of a gap hung on ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """Pieces of gaps, ordered by gap and time; all shape (pieces,).
-
-    ``node`` is the node of the graph that ran in the piece (``ran``), or that was waiting to begin; -1 if none.
-    """
-
-    gap: Ints
-    start: Ints
-    end: Ints
-    node: Ints
-    ran: Flags
-
-
-def _pieces(graph: Graph, gaps: _Gaps) -> _Pieces:
-    """Walk back from the end of every gap to its start.
-
-    The usual gap hangs directly on an event that had ended by its start, and is one piece. The others are walked one
-    node at a time; gaps of a rank are disjoint, so each node is visited about once.
-    """
-    event = gaps.event
-    some = event >= 0
-    before = np.where(some, graph.before[event], -1)
-    reach = np.where(before >= 0, np.minimum(graph.end[before], graph.begin[event]), gaps.start)
-    whole = ~some | (reach <= gaps.start)
-    gap, start, end = np.flatnonzero(whole), gaps.start[whole], gaps.end[whole]
-    node, ran = np.where(some, event, -1)[whole], np.zeros(gap.size, dtype=bool)
-
-    walked = _walk(graph, gaps, np.flatnonzero(~whole))
-    gap = np.concatenate([gap, walked[:, 0]])
-    start = np.concatenate([start, walked[:, 1]])
-    end = np.concatenate([end, walked[:, 2]])
-    node = np.concatenate([node, walked[:, 3]])
-    ran = np.concatenate([ran, walked[:, 4].astype(bool)])
-    order = np.lexsort((start, gap))
-    return _Pieces(gap[order], start[order], end[order], node[order], ran[order])
-
-
-def _walk(graph: Graph, gaps: _Gaps, which: Ints) -> Ints:
-    """Rows (gap, start, end, node, ran) of the given gaps."""
-    begin, end, before = (
-        memoryview(np.ascontiguousarray(a).data) for a in (graph.begin, graph.end, graph.before)
-    )
-    rows: list[tuple[int, int, int, int, bool]] = []
-    for gap, event, low, high in zip(
-        which.tolist(),
-        gaps.event[which].tolist(),
-        gaps.start[which].tolist(),
-        gaps.end[which].tolist(),
-        strict=True,
-    ):
-        node, time = event, high
-        while time > low:
-            ahead = before[node]
-            reach = low if ahead < 0 else max(low, min(end[ahead], begin[node]))
-            if reach < time:  # waiting to begin
-                rows.append((gap, reach, time, node, False))
-                time = reach
-            if ahead < 0 or time <= low:
-                break
-            opened = max(low, begin[ahead])
-            if opened < time:  # the predecessor itself
-                rows.append((gap, opened, time, ahead, True))
-                time = opened
-            node = ahead
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
-
-
-def _assert_tiling(gaps: _Gaps, pieces: _Pieces) -> None:
-    """The pieces of every gap follow each other from its start to its end."""
-    same = pieces.gap[1:] == pieces.gap[:-1]
-    heads = np.flatnonzero(np.concatenate([[True], ~same])) if pieces.gap.size else pieces.gap
-    tails = np.flatnonzero(np.concatenate([~same, [True]])) if pieces.gap.size else pieces.gap
-    if (
-        heads.size != gaps.start.size
-        or np.any(pieces.end[:-1][same] != pieces.start[1:][same])
-        or np.any(pieces.start[heads] != gaps.start)
-        or np.any(pieces.end[tails] != gaps.end)
-        or np.any(pieces.end <= pieces.start)
-    ):
-        raise AnalysisError("the causes of idle time do not tile it")
+def _other_processes(trace: Trace) -> dict[int, Intervals]:
+    """Per rank when other ranks ran on its GPU; without ranks whose clocks are in doubt, or that share with nobody."""
+    known = trace.ranks.filter(pl.col("clock_residual_ns").fill_null(0) <= trace.clock_tolerance_ns)
+    ran: dict[int, Intervals] = {}
+    for group in ranks_of_one_gpu(known):
+        for rank in group:
+            ran[rank] = Intervals.empty()
+            for other in group:
+                ran[rank] = ran[rank] if other == rank else ran[rank] | trace.union(other, schema.CLASSES)
+    return ran
 
 
 # --- causes -----------------------------------------------------------------------------------------------------
 
 _ACTIVITIES = ("nothing", "latency", "host_gap", "call", "sync", "other_rank")
 _NOTHING, _LATENCY, _HOST_GAP, _CALL, _SYNC, _OTHER_RANK = range(len(_ACTIVITIES))
-_LAUNCH, _EVENT, _COMM, _MEMORY, _SYNCHRONISED, _STREAM, _END, _UNKNOWN = range(len(schema.IDLE_CAUSES))
+_LAUNCH, _EVENT, _COMM, _MEMORY, _SYNCHRONISED, _STREAM, _ALLOCATED, _SHARED, _UNEXPLAINED, _END, _UNKNOWN = (
+    range(len(schema.IDLE_CAUSES))
+)
 
 
-def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.DataFrame:
-    """The rows of ``schema.IDLE``."""
+def _named(context: Context, graph: Graph, gaps: Gaps, pieces: Pieces, shared: Flags) -> pl.DataFrame:
+    """The rows of ``schema.IDLE``; ``shared``: another process ran on the GPU in the piece."""
     trace = context.trace
     node = pieces.node
     is_event = (node >= 0) & (node < graph.events)
@@ -273,11 +200,14 @@ def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.D
     event = np.where(is_event, node, 0)
     activity[is_event & graph.queues.inside_graph[event] & ~pieces.ran] = _NOTHING
     # Latency is short: where it is not, the event was still being launched, or nothing says when it was.
-    long = (activity == _LATENCY) & (edge != Edge.LAUNCH) & (pieces.end - pieces.start > LATENCY_NS)
-    launching = long & graph.ambiguous[event]
+    waited = length_of_runs(pieces)
+    long = (activity == _LATENCY) & (edge != Edge.LAUNCH) & (waited > LATENCY_NS)
+    launcher = graph.lines.launcher[event]
+    launching = long & (launcher >= 0)
+    launching[launching] = graph.lines.end[launcher[launching]] > graph.begin[event[launching]]
     activity[launching] = _CALL
-    line[launching] = graph.lines.launcher[node[launching]]
-    activity[long & (graph.lines.launcher[event] < 0)] = _NOTHING
+    line[launching] = launcher[launching]
+    activity[long & (launcher < 0)] = _NOTHING
     by_event = activity == _LATENCY
     cause = np.select(
         [
@@ -291,19 +221,35 @@ def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.D
         _LAUNCH,
     )
 
+    # Nor does a free device take long to start what is ready: then something else kept it.
+    longest = np.where(edge == Edge.LAUNCH, LAUNCH_NS, START_UP_NS)
+    of_graph = trace.events["in_graph"].fill_null(False) | (trace.events["class"] == "graph")
+    kept = by_event & (waited > longest) & ~of_graph.to_numpy()[event]
+    cause[kept & shared] = _SHARED
+    cause[kept & ~shared & (length_of_runs(pieces, shared) > longest)] = _UNEXPLAINED
+
+    # Calls that hold the host by themselves: no matter what they also waited for, and how long.
+    allocates, copies = _allocating_and_copying(graph)
+    holds = (allocates | copies) & (graph.lines.end - graph.lines.start > LAUNCH_NS)
+    calling = np.flatnonzero(((activity == _CALL) | (activity == _SYNC)) & (line >= 0))
+    cause[calling[allocates[line[calling]]]] = _ALLOCATED
+    cause[calling[(copies & holds)[line[calling]] & (cause[calling] == _LAUNCH)]] = _MEMORY
+
     awaited = np.full(node.size, -1, dtype=np.int64)
     hung = (cause == _EVENT) & by_event | (cause == _SYNCHRONISED)
     awaited[hung] = graph.before[node[hung]]
     awaited[activity == _OTHER_RANK] = node[activity == _OTHER_RANK]
 
     # Which synchronising call a late launch is the consequence of, in whole or in part.
-    source = np.where(activity == _SYNC, line, -1)
-    blamed, share = _consequences(graph, gaps, pieces, cause, activity, line)
+    held = (activity == _SYNC) | (cause == _ALLOCATED) | (cause == _MEMORY)
+    source = np.where(held, line, -1)
+    blamed, share = _consequences(graph, gaps, pieces, cause, activity, line, allocates, holds)
     part, source, consequence, start, end = _split(pieces, source, blamed, share)
     cause, activity, node, line, awaited = (a[part] for a in (cause, activity, node, line, awaited))
     blame = np.flatnonzero(consequence)
     awaited[blame] = graph.lines.awaited[source[blame]]
-    cause[blame] = _SYNCHRONISED
+    cause[blame] = np.where(allocates[source[blame]], _ALLOCATED, _SYNCHRONISED)
+    awaited[cause == _ALLOCATED] = -1
     cause = _by_what_was_awaited(trace, graph, cause, awaited, source)
 
     return _frame(
@@ -323,6 +269,16 @@ def _named(context: Context, graph: Graph, gaps: _Gaps, pieces: _Pieces) -> pl.D
     )
 
 
+def _allocating_and_copying(graph: Graph) -> tuple[Flags, Flags]:
+    """Which calls of the lines allocate or free memory out of the order of any stream, and which copy?"""
+    if graph.trace.calls is None:
+        nothing = np.empty(0, dtype=bool)
+        return nothing, nothing
+    names = graph.trace.calls["name"].gather(graph.lines.row)
+    copying = [name for name in names.drop_nulls().unique() if blocking_kind(name) >= Blocking.COPY]
+    return is_allocation(names), names.is_in(copying).fill_null(False).to_numpy()
+
+
 def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints, source: Ints) -> Ints:
     """Waiting for communication or for a copy has a cause of its own."""
     kinds = trace.events["class"].gather(np.maximum(awaited, 0))
@@ -339,9 +295,26 @@ def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints,
 
 
 def _consequences(
-    graph: Graph, gaps: _Gaps, pieces: _Pieces, cause: Ints, activity: Ints, line: Ints
+    graph: Graph,
+    gaps: Gaps,
+    pieces: Pieces,
+    cause: Ints,
+    activity: Ints,
+    line: Ints,
+    allocates: Flags,
+    holds: Flags,
 ) -> tuple[Ints, Ints]:
-    """For each piece the synchronising call (position in ``lines``) that it follows from, and for how long.
+    """For each piece the call that held the host (position in ``lines``) that it follows from, and for how long.
+
+    Args:
+        graph: the dependency graph.
+        gaps: the gaps.
+        pieces: the pieces of the gaps.
+        cause: of each piece so far.
+        activity: of each piece.
+        line: position in ``lines`` of the call of each piece, -1 if none.
+        allocates: calls of the lines that allocate or free memory.
+        holds: calls of the lines that held the host by themselves, whether or not they waited for an event.
 
     Returns:
         position, -1 if none; and how much of the piece (from its start) is the call's consequence, in ns.
@@ -351,7 +324,8 @@ def _consequences(
     if not lines.start.size:
         return blamed, share
     position = np.arange(lines.start.size)
-    waited = _last_in_line(lines.rank, np.where(lines.awaited >= 0, position, -1))
+    waits = lines.awaited >= 0
+    waited = _last_in_line(lines.rank, np.where(waits | holds, position, -1))
     events = np.flatnonzero(lines.launcher >= 0)
     launcher = lines.launcher[events]
     # An event that was launched and had to wait for the GPU: the host was ahead.
@@ -375,8 +349,9 @@ def _consequences(
     held &= call > np.where(usable, ahead[np.maximum(previous, 0)], -1)
     late, call = late[held], call[held]
 
-    # The lead that the call took: it blocked from its start to the end of what it waited for.
-    budget = graph.end[lines.awaited[call]] - lines.start[call]
+    # The lead that the call took: it blocked from its start to the end of what it waited for, or by itself.
+    until = np.where(waits & ~allocates, graph.end[lines.awaited], lines.end)[call]
+    budget = until - lines.start[call]
     length = pieces.end[late] - pieces.start[late]
     order = np.lexsort((pieces.start[late], call))
     late, call, budget, length = late[order], call[order], budget[order], length[order]
@@ -394,7 +369,7 @@ def _last_in_line(rank: NDArray[np.int32], position: Ints) -> Ints:
     return np.where((last >= 0) & (rank[np.maximum(last, 0)] == rank), last, -1)
 
 
-def _split(pieces: _Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[Ints, Ints, Flags, Ints, Ints]:
+def _split(pieces: Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[Ints, Ints, Flags, Ints, Ints]:
     """Cut pieces that are the consequence of a call only at first.
 
     Returns:
@@ -417,7 +392,7 @@ def _split(pieces: _Pieces, source: Ints, blamed: Ints, share: Ints) -> tuple[In
 def _frame(
     context: Context,
     graph: Graph,
-    gaps: _Gaps,
+    gaps: Gaps,
     gap: Ints,
     start: Ints,
     end: Ints,
@@ -647,6 +622,17 @@ def _warnings(trace: Trace, pieces: pl.DataFrame) -> tuple[Warning, ...]:
                 "idle_unknown",
                 unknown,
                 "idle pieces of which nothing in the capture says what they waited for",
+            )
+        )
+    unexplained = pieces.filter(pl.col("cause") == "unexplained").height
+    if unexplained:
+        made.append(
+            Warning(
+                "idle_unexplained",
+                unexplained,
+                "idle pieces in which work was launched and, as far as the capture shows, ready, and the GPU did not "
+                "run it (another process or preemption: capture all processes of the host, and as root "
+                "--gpuctxsw=true; a wait that is not recorded: --cuda-event-trace=true)",
             )
         )
     return tuple(made)

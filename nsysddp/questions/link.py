@@ -139,3 +139,27 @@ def _line(size: Floats, time: Floats) -> tuple[float, float]:
         off = np.abs(latency + slope * size - time) / time
         weight = 1 / time**2 / np.maximum(off, 1e-3)
     return latency, slope
+
+
+# Bandwidth of one GPU in one direction, decimal GB/s, from the vendor's data sheets (NVLink total / 2).
+LINK_REFERENCE_GBPS = (
+    ("GB200", 900.0),
+    ("B200", 900.0),
+    ("GH200", 450.0),
+    ("H200", 450.0),
+    ("H100 PCIe", 64.0),
+    ("H100 NVL", 300.0),
+    ("H100", 450.0),
+    ("H800", 200.0),
+    ("A100", 300.0),
+    ("A800", 200.0),
+    ("V100", 150.0),
+)
+"""By the first name that the GPU's product name contains."""
+
+
+def link_reference_gbps(gpu_name: str | None) -> float | None:
+    """What the link of this GPU can carry in one direction; None for a GPU that is not listed."""
+    if gpu_name is None:
+        return None
+    return next((rate for name, rate in LINK_REFERENCE_GBPS if name in gpu_name), None)

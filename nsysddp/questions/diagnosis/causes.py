@@ -72,6 +72,20 @@ CAUSES: tuple[Cause, ...] = (
         "on a stream of their own the collectives still wait for the same kernels",
     ),
     Cause(
+        "no_prefetch",
+        "parameters are gathered only when the computation ahead has ended",
+        "gather the next layer's parameters ahead (FSDP: forward_prefetch=True, backward_prefetch=BACKWARD_PRE, or "
+        "set_modules_to_forward_prefetch)",
+        "with prefetching the same gathers are exposed for as long",
+    ),
+    Cause(
+        "held_behind_compute",
+        "what is ready is held behind computation launched before it: all streams share one hardware queue "
+        "(CUDA_DEVICE_MAX_CONNECTIONS=1)",
+        "raise or leave out CUDA_DEVICE_MAX_CONNECTIONS, or launch the collective before that computation",
+        "with CUDA_DEVICE_MAX_CONNECTIONS=8 or more the same events start as late",
+    ),
+    Cause(
         "process_groups",
         "collectives of several process groups compete for the link",
         "run the groups' collectives one after the other, or let one of them run under computation",
@@ -93,6 +107,13 @@ CAUSES: tuple[Cause, ...] = (
         "synchronisation",
         "the host waits for the GPU, and launches late afterwards",
         "leave out the synchronising call inside the step (.item(), .cpu(), print of a loss, empty_cache)",
+        "without the call the step is as long",
+    ),
+    Cause(
+        "allocation",
+        "memory is allocated or freed inside the step, and the host waits for that",
+        "keep memory: let the caching allocator hold it (no empty_cache(), expandable_segments:True), and allocate "
+        "before the loop",
         "without the call the step is as long",
     ),
     Cause(
@@ -127,10 +148,29 @@ CAUSES: tuple[Cause, ...] = (
         "the piece is there when the other work is not",
     ),
     Cause(
+        "other_process",
+        "another process ran on the same GPU",
+        "give each process a GPU of its own, or share it by MPS or MIG knowingly",
+        "alone on the GPU the same kernels take as long, and the gaps stay",
+    ),
+    Cause(
+        "unexplained",
+        "the GPU did not run what was launched and ready",
+        "look for what the capture does not show: another process on this GPU (nvidia-smi pmon), preemption by a "
+        "display or a debugger, clocks and power",
+        "the gaps stay when nothing else is on the GPU",
+    ),
+    Cause(
         "copies",
         "copies and memsets that the step waits for",
         "copy input ahead on another stream from pinned memory (non_blocking=True)",
         "with input that is on the GPU already the step is as long",
+    ),
+    Cause(
+        "peer_copies",
+        "copies between GPUs that the step waits for",
+        "copy on a stream of its own ahead of the use, or let a collective move the data",
+        "without the copies the step is as long",
     ),
     Cause(
         "race",
@@ -149,26 +189,3 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 BY_CODE = {cause.code: cause for cause in CAUSES}
-
-# Bandwidth of one GPU in one direction, decimal GB/s, from the vendor's data sheets (NVLink total / 2).
-LINK_REFERENCE_GBPS = (
-    ("GB200", 900.0),
-    ("B200", 900.0),
-    ("GH200", 450.0),
-    ("H200", 450.0),
-    ("H100 PCIe", 64.0),
-    ("H100 NVL", 300.0),
-    ("H100", 450.0),
-    ("H800", 200.0),
-    ("A100", 300.0),
-    ("A800", 200.0),
-    ("V100", 150.0),
-)
-"""By the first name that the GPU's product name contains."""
-
-
-def link_reference_gbps(gpu_name: str | None) -> float | None:
-    """What the link of this GPU can carry in one direction; None for a GPU that is not listed."""
-    if gpu_name is None:
-        return None
-    return next((rate for name, rate in LINK_REFERENCE_GBPS if name in gpu_name), None)

@@ -1,0 +1,216 @@
+"""A cause in words: how sure, what was found, what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from nsysddp.model.names import visible
+from nsysddp.model.units import BYTES_PER_MIB, ms
+from nsysddp.questions.collectives import bandwidth
+from nsysddp.questions.diagnosis.causes import Cause
+from nsysddp.questions.diagnosis.facts import LARGE_BYTES, SLOW_LINK, Facts
+
+if TYPE_CHECKING:
+    from nsysddp.questions import Context
+
+_BEFORE = ("gap", "host_gap", "queued")
+"""Kinds of pieces that are named after what came next."""
+
+_DOUBTS = {
+    "graph_breaks": ("low", "host time between compiled kernels: a graph break is one of several reasons"),
+    **dict.fromkeys(
+        ("host_bound", "host_stall", "bucket_scheduling", "synchronisation", "allocation"),
+        ("medium", "the profiler itself lengthens host time"),
+    ),
+    **dict.fromkeys(
+        ("contention", "link_contention"), ("medium", "a comparison of like kernels, not an experiment")
+    ),
+    "process_groups": ("medium", "how much they take from each other shows only when they run apart"),
+    "held_behind_compute": ("medium", "inferred from the order in which kernels began"),
+    "no_prefetch": (
+        "medium",
+        "inferred from recorded dependencies: the first gathers have nothing to run beside",
+    ),
+    "queued": ("medium", "what held them is not recorded"),
+    "other_process": ("medium", "lengths of kernels include those of the other process"),
+    "unexplained": ("medium", "what took the GPU is not in the capture"),
+}
+"""Why a cause is never surer than this."""
+
+_SMALL = 0.02
+"""Below this share of the step a cause is within what the method leaves open."""
+
+_OPEN = 0.05
+"""With more than this share of the path unresolved a cost is no bound."""
+
+_MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The bandwidth of the collectives that a cause mostly consists of.
+
+    Attributes:
+        kind, bytes: what they are.
+        gbps: their busbw.
+        reference_gbps: what their link carries in one direction; None if that is not known.
+    """
+
+    kind: str
+    bytes: int
+    gbps: float
+    reference_gbps: float | None
+
+    @property
+    def is_low(self) -> bool | None:
+        """Is it low for the link? None if that is not known."""
+        return None if self.reference_gbps is None else self.gbps < SLOW_LINK * self.reference_gbps
+
+
+def rate_of(context: Context, own: pl.DataFrame, facts: Facts) -> Rate | None:
+    """The bandwidth of the large collectives with most of a cause's cost; None if that is mostly of others."""
+    moved = own.filter(pl.col("kind") == "transfer")
+    table = (
+        context.timed.filter(pl.col("ready_ns").is_not_null())
+        .select("event", "kind", "bytes", "shortest_ns", "group_size")
+        .join(moved.group_by("event").agg(pl.col("cost").sum()), on="event")
+        .group_by("kind", "bytes", "group_size")
+        .agg(pl.col("cost").sum(), shortest_ns=pl.col("shortest_ns").median().cast(pl.Int64))
+        .sort("cost", "kind", "bytes", descending=[True, False, False])
+    )
+    if table.is_empty() or (table["bytes"][0] or 0) < LARGE_BYTES:
+        return None
+    first = table.row(0, named=True)
+    rate = bandwidth(first["kind"], first["bytes"], first["shortest_ns"], first["group_size"])[1]
+    return None if rate is None else Rate(first["kind"], first["bytes"], rate, facts.reference_gbps)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cause with what was found of it.
+
+    Attributes:
+        cause: the cause.
+        cost_ns: what it costs at most per steady step.
+        step_ratio: of the step.
+        found, steps: steady steps in which it costs anything, and all.
+        rank, phase: where most of it lies; None if it is spread.
+        spread_ns: standard deviation of the steady steps.
+        is_even: it costs about as much in every step.
+        parts: its rows of ``diagnosis_evidence``.
+        rate: bandwidth of its collectives, if they are large.
+        grade: what the critical path rests on.
+        unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
+    """
+
+    cause: Cause
+    cost_ns: int
+    step_ratio: float
+    found: int
+    steps: int
+    rank: int | None
+    phase: str | None
+    spread_ns: float
+    is_even: bool
+    parts: pl.DataFrame
+    rate: Rate | None
+    grade: str
+    unresolved_ratio: float
+
+    def confidence(self, facts: Facts) -> tuple[str, str | None]:
+        """How sure, and why not more."""
+        code = self.cause.code
+        if self.grade != "full":
+            return "low", "the critical path rests on a lower grade of evidence"
+        if self.unresolved_ratio > _OPEN:
+            return "low", f"{self.unresolved_ratio:.0%} of the path is unresolved: part of that may be its"
+        if code == "straggler" and self.rank is None:
+            return "low", "the late rank changes: jitter rather than one straggler"
+        if self.found < 0.5 * self.steps:
+            return "low", f"in {self.found} of {self.steps} steady steps only"
+        if code in _DOUBTS:
+            return _DOUBTS[code]
+        if code in _MOVING and not facts.is_contention_known:
+            return "medium", "whether computation is slower beside it could not be judged"
+        if code == "slow_communication" and (self.rate is None or self.rate.is_low is None):
+            return "medium", "no large message or link reference to compare the bandwidth with"
+        if code == "small_buckets" and facts.link is not None and facts.link.spread_ratio > SLOW_LINK:
+            return "medium", f"the fitted latency leaves deviations of {facts.link.spread_ratio:.0%}"
+        if self.steps < 2:
+            return "medium", "one steady step only"
+        if not self.is_even:
+            return "medium", "it differs from step to step"
+        if self.step_ratio < _SMALL or self.cost_ns < 2 * self.spread_ns:
+            return "medium", "small beside what steps differ by"
+        return "high", None
+
+    def claim(self, facts: Facts) -> str:
+        """One sentence: what, where, how much at most, with the largest part."""
+        where = ", ".join(
+            [
+                *([] if self.rank is None else [f"rank {self.rank}"]),
+                *([] if self.phase is None else [self.phase]),
+            ]
+        )
+        text = self.cause.title + (f" ({where})" if where else "")
+        text += f": at most {ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of it"
+        text += "".join((self._bandwidth(), self._links(facts), self._held(facts), self._largest()))
+        return text[0].upper() + text[1:] + "."
+
+    def _bandwidth(self) -> str:
+        rate = self.rate
+        if self.cause.code not in _MOVING or rate is None:
+            return ""
+        text = f"; busbw of its {rate.kind} of {rate.bytes / BYTES_PER_MIB:.0f} MiB is {rate.gbps:.0f} GB/s"
+        if rate.reference_gbps is not None:
+            verdict = "low" if rate.is_low else "as the link allows"
+            text += (
+                f", {rate.gbps / rate.reference_gbps:.0%} of the link's {rate.reference_gbps:.0f}: {verdict}"
+            )
+        return text
+
+    def _links(self, facts: Facts) -> str:
+        sampled = self.cause.code == "link_contention" and facts.link_activity
+        return f"; sampled: {'; '.join(facts.link_activity)}" if sampled else ""
+
+    def _held(self, facts: Facts) -> str:
+        held = facts.buckets.filter(pl.col("held_by").is_not_null()).height
+        if self.cause.code != "bucket_scheduling" or not held:
+            return ""
+        return f"; {held} of {facts.buckets.height} buckets had to wait for an earlier one"
+
+    def _largest(self) -> str:
+        """The largest part; of lateness what takes longer on the rank than on the others."""
+        if self.parts.is_empty() or self.parts["name"][0] is None:
+            return ""
+        largest = self.parts.row(0, named=True)
+        name, length = short(largest["name"]), f"{ms(largest['cost_ns']):.3f} ms"
+        if self.cause.code == "straggler" and largest["kind"] in ("compute", "spin", "memory", "graph"):
+            return f"; {name} alone {length} longer than on the others"
+        before = "before " if largest["kind"] in _BEFORE and not _is_call(largest) else ""
+        spent = "" if largest["host_phase"] is None else f", {_in(largest['host_phase'])}"
+        return f"; largest part: {before}{name} ({length}{spent})"
+
+    def advice(self) -> str:
+        """What to change first."""
+        if self.cause.code == "slow_communication" and self.rate is not None and self.rate.is_low:
+            return "find out why the link is slow: `nvidia-smi topo -m`, NCCL_DEBUG=INFO (P2P, NVLS, NIC), nccl-tests"
+        return self.cause.try_next
+
+
+def _is_call(part: dict[str, object]) -> bool:
+    """Is the part named after the call that it follows from?"""
+    return part["cause"] in ("synchronisation", "allocation", "copies")
+
+
+def _in(phase: str) -> str:
+    return visible(phase) if phase.startswith("between ") else f"spent in {visible(phase)}"
+
+
+def short(name: str, most: int = 60) -> str:
+    """A name in at most so many characters."""
+    text = visible(name)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,145 @@
+"""What each cause costs in each step, and over the steady steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from nsysddp.model.errors import AnalysisError
+from nsysddp.model.result import Result
+from nsysddp.questions.diagnosis.causes import BY_CODE
+from nsysddp.questions.diagnosis.claims import Case, rate_of
+from nsysddp.questions.diagnosis.facts import Facts
+from nsysddp.questions.diagnosis.rules import UNRESOLVED
+
+if TYPE_CHECKING:
+    from nsysddp.questions import Context
+
+
+def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
+    """Cost of each cause in each step: the least over the step's paths; what only some paths have costs nothing."""
+    count = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
+    lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
+    shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
+    return (
+        parts.group_by("step", "step_index", "path", "cause")
+        .agg(pl.col("cost_ns").sum())
+        .group_by("step", "step_index", "cause")
+        .agg(pl.col("cost_ns").min(), having=pl.len())
+        .join(count, on="step_index", how="left", nulls_equal=True)
+        .filter(pl.col("having") == pl.col("paths"))
+        .join(shortest, on="step_index", how="left", nulls_equal=True)
+        .sort("step_index", "cost_ns", "cause", descending=[False, True, False])
+    )
+
+
+def assert_bounds(per_step: pl.DataFrame) -> None:
+    """Causes never add up to more than the step, so no cause is more than the critical path allows."""
+    sums = per_step.group_by("step_index").agg(pl.col("cost_ns").sum(), pl.col("path_ns").first())
+    if (sums["cost_ns"] > sums["path_ns"]).any() or (per_step["cost_ns"] < 0).any():
+        raise AnalysisError("the causes of a step add up to more than its critical path")
+
+
+def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
+    """Path time by cause and place, per steady step: the mean over the paths of a step.
+
+    Tied ranks each have a path, with the same collective on each: that is one part, of no rank in particular.
+    """
+    by = ["cause", "kind", "phase", "name", "host_phase"]
+    ranks = pl.col("rank").drop_nulls()
+    return (
+        _weighted(parts)
+        .filter(pl.col("cause").is_in(list(BY_CODE)))
+        .group_by(by)
+        .agg(
+            cost_ns=pl.col("cost").sum().round().cast(pl.Int64),
+            pieces=pl.col("is_first").sum().cast(pl.Int64),
+            rank=pl.when(ranks.n_unique() == 1).then(ranks.first()),
+        )
+        .filter(pl.col("cost_ns") > 0)
+        .sort("cause", "cost_ns", *by[1:], "rank", descending=[False, True, *[False] * 5], nulls_last=True)
+    )
+
+
+def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts with ``cost``: what each adds to the mean over the paths of a step, and over the steps."""
+    steps = max(1, parts["step_index"].n_unique())
+    paths = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
+    return parts.join(paths, on="step_index", how="left", nulls_equal=True).with_columns(
+        cost=pl.col("cost_ns") / pl.col("paths") / steps
+    )
+
+
+_LEAST = 0.0002
+"""Below this share of the step a cause is not reported."""
+
+_SPREAD_OUT = 0.6
+"""A rank (phase) with at least this share of a cause is named."""
+
+
+def costs_of(
+    context: Context, parts: pl.DataFrame, per_step: pl.DataFrame, paths: Result, facts: Facts
+) -> list[dict[str, Any]]:
+    """One row per cause that costs anything, the costliest first."""
+    steady = per_step.group_by("step_index").agg(pl.col("path_ns").first())
+    steps, path = steady.height, int(steady["path_ns"].sum() or 0)
+    if not steps:
+        return []
+    evidence, weighted = evidence_of(parts), _weighted(parts)
+    grade = paths["critical_path_step"]["grade"][0]
+    rows = []
+    sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
+    unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
+    for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
+        cost = round(total / steps)
+        if code not in BY_CODE or total < _LEAST * path:
+            continue
+        own = weighted.filter(pl.col("cause") == code)
+        case = Case(
+            cause=BY_CODE[code],
+            cost_ns=cost,
+            step_ratio=total / path,
+            found=found,
+            steps=steps,
+            rank=_mostly(own, pl.col("rank")),
+            phase=_mostly(own, pl.coalesce("host_phase", "phase")),
+            spread_ns=float(steady["path_ns"].to_numpy().std()),
+            is_even=_is_even(own, steps),
+            parts=evidence.filter(pl.col("cause") == code),
+            rate=rate_of(context, own, facts),
+            grade=grade,
+            unresolved_ratio=unresolved / path,
+        )
+        confidence, doubt = case.confidence(facts)
+        rows.append(
+            {
+                "cause": code,
+                "cost_ns": cost,
+                "step_ratio": case.step_ratio,
+                "confidence": confidence,
+                "doubt": doubt,
+                "steps": found,
+                "of_steps": steps,
+                "rank": case.rank,
+                "phase": case.phase,
+                "claim": case.claim(facts),
+                "try_next": case.advice(),
+                "refuted_by": case.cause.refuted_by,
+            }
+        )
+    return rows
+
+
+def _mostly(own: pl.DataFrame, value: pl.Expr) -> Any:
+    """The value with most of the cost, if it has at least ``_SPREAD_OUT`` of it."""
+    sums = own.group_by(value=value).agg(pl.col("cost").sum()).sort("cost", "value", descending=[True, False])
+    if sums.is_empty() or sums["cost"][0] < _SPREAD_OUT * float(sums["cost"].sum()):
+        return None
+    return sums["value"][0]
+
+
+def _is_even(own: pl.DataFrame, steps: int) -> bool:
+    """Is the cost of every step at least half of the mean?"""
+    costs = own.group_by("step_index").agg(pl.col("cost").sum())["cost"].to_numpy()
+    return costs.size == steps and bool(costs.min() >= costs.mean() / 2)

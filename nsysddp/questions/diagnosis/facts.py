@@ -1,0 +1,129 @@
+"""What the other questions say of the run, which decides between causes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.model.names import visible
+from nsysddp.model.result import Result
+from nsysddp.model.units import BYTES_PER_MIB
+from nsysddp.questions.collectives import on_compute_streams
+from nsysddp.questions.contention import slowdowns
+from nsysddp.questions.link import Link, fit_link, link_reference_gbps
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.questions import Context
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+
+LARGE_BYTES = 8 * BYTES_PER_MIB
+"""From this size on a collective should reach the bandwidth of its link."""
+
+SLOW_LINK = 0.5
+"""Below this share of the link's reference, busbw of large messages is called low; above it latency dominates."""
+
+_LINK_METRICS = r"(?i)pcie|nvlink|\bnic\b|infiniband"
+_INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides between causes.
+
+    Attributes:
+        buckets: ``schema.BUCKET`` rows.
+        link: fitted link; None where no size is known.
+        slower: per (rank, step): share of the time beside communication that contention cost, where its interval
+            excludes 0; for step -1 of the whole capture.
+        slower_transfer: per rank: the same of transfers beside computation.
+        compute_streams: (rank, context, stream) of the queues that do most of the computing.
+        compiled: ranks with kernels of a compiled backward.
+        reference_gbps: what the link of the GPUs carries in one direction; None if it is unknown.
+        has_shapes: contention could be judged.
+        has_metrics: GPU metrics were sampled.
+        is_contention_known: the cost of contention is known in most windows.
+        link_activity: sampled PCIe, NVLink and NIC metrics beside computation and without, in words.
+    """
+
+    buckets: pl.DataFrame
+    link: Link | None
+    slower: dict[tuple[int, int], float]
+    slower_transfer: dict[int, float]
+    compute_streams: set[tuple[int, int, int]]
+    compiled: list[int]
+    reference_gbps: float | None
+    has_shapes: bool
+    has_metrics: bool
+    is_contention_known: bool
+    link_activity: tuple[str, ...]
+
+    @classmethod
+    def of(cls, context: Context) -> Facts:
+        """Ask the other analyses."""
+        trace = context.trace
+        found = None if trace.shapes is None else context.contention
+        slower, slower_transfer = slowdowns(found)
+        references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
+        reference = references.pop() if len(references) == 1 else None
+        return cls(
+            buckets=context.buckets["bucket"],
+            link=fit_link(context.timed),
+            slower=slower,
+            slower_transfer=slower_transfer,
+            compute_streams=set(
+                on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
+            ),
+            compiled=_compiled(context),
+            reference_gbps=reference,
+            has_shapes=trace.shapes is not None,
+            has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
+            is_contention_known=_is_contention_known(found),
+            link_activity=_link_activity(found),
+        )
+
+
+def _link_activity(found: Result | None) -> tuple[str, ...]:
+    """Sampled activity of the links while communication ran beside computation and alone, the busiest first."""
+    if found is None or found["contention_metric"].is_empty():
+        return ()
+    table = (
+        found["contention_metric"]
+        .filter(pl.col("metric").str.contains(_LINK_METRICS))
+        .pivot(on="situation", index="metric", values="mean_value", aggregate_function="max")
+    )
+    if not {"both", "communication_alone"} <= set(table.columns):
+        return ()
+    busy = table.filter(pl.col("both").is_not_null()).sort("both", "metric", descending=[True, False]).head(3)
+    return tuple(
+        f"{visible(metric)} {both:.1f} beside computation"
+        + ("" if alone is None else f", {alone:.1f} without")
+        for metric, both, alone in busy.select("metric", "both", "communication_alone").iter_rows()
+    )
+
+
+def _is_contention_known(found: Result | None) -> bool:
+    """Is the cost of contention known in most windows in which communication ran beside computation?"""
+    if found is None:
+        return False
+    hidden = found["contention_step"].filter(pl.col("hidden_communication_ns") > 0)
+    return 2 * hidden["contention_ns"].null_count() < max(hidden.height, 1)
+
+
+def _compiled(context: Context) -> list[int]:
+    """Ranks that ran kernels of torch.compile in backward."""
+    trace = context.trace
+    rows = np.flatnonzero(trace.names["text"].str.contains(_INDUCTOR).fill_null(False).to_numpy())
+    if not rows.size:
+        return []
+    events = np.flatnonzero(np.isin(trace.events["name"].to_numpy(), rows))
+    phases = context.attribution.phase_names().gather(events)
+    ranks = trace.events["rank"].gather(events).filter(phases == "backward")
+    return sorted({int(rank) for rank in ranks.unique().to_list()})

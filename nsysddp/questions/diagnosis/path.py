@@ -1,0 +1,168 @@
+"""The pieces of the critical paths of the steady steps, cut where a cause begins or ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.result import Result
+from nsysddp.model.units import NS_PER_MS
+from nsysddp.questions.diagnosis.lateness import Spans, lateness
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.questions import Context
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+
+OPEN_KINDS = ("unmatched_communication", "wait", "unknown", "graph")
+"""Kinds of pieces of which the trace cannot tell what they are there for."""
+
+_SLACK = 0.01
+"""Paths that leave open this share of the step more than another are as good."""
+
+LONG_HOST_NS = NS_PER_MS
+"""A single host piece longer than this is a cause of its own, whatever synchronisation preceded it (as in ``idle``)."""
+
+
+def pieces_of(paths: Result) -> pl.DataFrame:
+    """The pieces of the steady steps' paths in order.
+
+    With the number of their path (``path``), and whether they are one long piece of host time (``is_long``).
+    """
+    key = ["step_index", "path_rank"]
+    steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
+    if steady.is_empty():
+        steady = paths["critical_path_step"]
+    steady = _best_resolved(paths, steady)
+    numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
+    return (
+        paths["critical_path"]
+        .drop("step")
+        .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
+        .sort("path", "start_ns", maintain_order=True)
+        .with_columns(
+            is_long=pl.col("kind").is_in(["host", "host_gap"])
+            & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
+        )
+    )
+
+
+def _best_resolved(paths: Result, steps: pl.DataFrame) -> pl.DataFrame:
+    """Of a step's tied paths those that leave least open: all end together, so each says what bounds the step."""
+    key = ["step_index", "path_rank"]
+    left = (
+        paths["critical_path_kind"]
+        .filter(pl.col("kind").cast(pl.String).is_in(OPEN_KINDS))
+        .group_by(key)
+        .agg(open_ns=pl.col("duration_ns").sum())
+    )
+    known = steps.join(left, on=key, how="left", nulls_equal=True, maintain_order="left")
+    known = known.with_columns(pl.col("open_ns").fill_null(0))
+    least = pl.col("open_ns").min().over("step_index")
+    return known.filter(pl.col("open_ns") <= least + _SLACK * pl.col("path_ns")).select(steps.columns)
+
+
+def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Series:
+    """In which phase's range was the host in the middle of each span? In none: between which two; null without ranges.
+
+    What the host did next belongs to the phase of what it launched then; what held it up lies before that.
+    """
+    phases = context.attribution.phases
+    middle = start + (end - start) // 2
+    found: list[str | None] = [None] * rank.size
+    for number in np.unique(rank[rank >= 0]):
+        mine = phases.filter(pl.col("process") == context.trace.process_of_rank[int(number)])
+        names, opened, closed = (
+            mine["phase"].to_list(),
+            mine["start_ns"].to_numpy(),
+            mine["end_ns"].to_numpy(),
+        )
+        rows = np.flatnonzero(rank == number)
+        latest = np.searchsorted(opened, middle[rows], side="right") - 1
+        for row, at in zip(rows.tolist(), latest.tolist(), strict=True):
+            if at >= 0 and closed[at] > middle[row]:
+                found[row] = names[at]
+            elif 0 <= at < len(names) - 1:
+                found[row] = f"between {names[at]} and {names[at + 1]}"
+    return pl.Series("host_phase", found, dtype=pl.String)
+
+
+def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces, cut at the edges of lateness and of late launches.
+
+    ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
+    ready on the GPU then, and not launched, -1 if none.
+    """
+    path = pieces["path"].to_numpy()
+    start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
+    collective = pieces.filter(pl.col("kind") == "transfer")
+    arriver = graph.last[collective["event"].to_numpy()]
+    spans = [
+        lateness(context, pieces),
+        late_launches(graph, arriver, collective["path"].to_numpy()),
+    ]
+    # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
+    low, high = int(start.min(initial=0)), int(end.max(initial=0))
+    width = high - low + 1
+
+    def place(of: Ints, time: Ints) -> Ints:
+        return np.asarray(of * width + np.clip(time - low, 0, width - 1), dtype=np.int64)
+
+    begins, ends = place(path, start), place(path, end)
+    points = np.concatenate([begins, *(place(span[0], edge) for span in spans for edge in span[1:3])])
+    points = np.unique(points)
+    owner = np.searchsorted(begins, points, side="right") - 1
+    inside = (owner >= 0) & (points < ends[np.maximum(owner, 0)])
+    points, owner = points[inside], owner[inside]
+    tops = np.minimum(np.append(points[1:], np.iinfo(np.int64).max), ends[owner])
+    late, unlaunched = ([place(of, first), place(of, last), what] for of, first, last, what in spans)
+    rank = pieces["rank"].fill_null(-1).to_numpy()[owner]
+    return (
+        pieces[owner]
+        .with_columns(start_ns=points - path[owner] * width + low, end_ns=tops - path[owner] * width + low)
+        .with_columns(
+            piece_start_ns=pl.Series(start[owner]),
+            piece_end_ns=pl.Series(end[owner]),
+            late=_covered_by_own(points, rank, *late),
+            unlaunched=_covered(points, *unlaunched),
+            is_first=np.append(True, owner[1:] != owner[:-1])[: owner.size],
+        )
+    )
+
+
+def late_launches(graph: Graph, event: Ints, path: Ints) -> Spans:
+    """From the end of what a collective on a path waited for to its start, where it was its launch that came last."""
+    trace = graph.trace
+    producer = graph.queues.awaited[event]
+    late = (producer >= 0) & (graph.edge[event] == Edge.LAUNCH)
+    event, path, producer = event[late], path[late], producer[late]
+    first, last = trace.events["end_ns"].to_numpy()[producer], trace.events["start_ns"].to_numpy()[event]
+    long = last - first > LATENCY_NS
+    return path[long], first[long], last[long], event[long]
+
+
+def _covered(points: Ints, start: Ints, end: Ints, value: Ints) -> Ints:
+    """For each point the value of the last span that begins at or before it and holds it, -1 if none does."""
+    found = np.full(points.size, -1, dtype=np.int64)
+    for which in np.argsort(start, kind="stable"):
+        first, last = np.searchsorted(points, (start[which], end[which]))
+        found[first:last] = value[which]
+    return found
+
+
+def _covered_by_own(points: Ints, rank: Ints, start: Ints, end: Ints, owner: Ints) -> NDArray[np.bool_]:
+    """For each point, which lies on a rank: does any span of that rank hold it?"""
+    held = np.zeros(points.size, dtype=bool)
+    for one in np.unique(owner):
+        mine = owner == one
+        covered = Intervals.union_of(start[mine], end[mine]).length_within(points, points + 1) > 0
+        held |= covered & (rank == one)
+    return held

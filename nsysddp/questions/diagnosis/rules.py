@@ -1,0 +1,171 @@
+"""To which cause is each part of the critical path given? To the first rule that holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies.graph import LATENCY_NS
+from nsysddp.model.units import NS_PER_US
+from nsysddp.questions.critical_path import COMMUNICATION_KINDS
+from nsysddp.questions.diagnosis.blocking import blocking_calls, is_allocation, is_copy
+from nsysddp.questions.diagnosis.device import held_behind_compute, other_process_ran
+from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.diagnosis.path import host_phases
+from nsysddp.questions.diagnosis.transfers import bytes_of, shares_of_transfers, transfer_causes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.questions import Context
+
+    Flags = NDArray[np.bool_]
+
+COMPUTATION, UNRESOLVED = "computation", "unresolved"
+"""What the path holds beside causes: work that the step is there for, and what the trace cannot tell."""
+
+HOST_KINDS = ("host", "host_gap", "sync")
+
+START_UP_NS, LAUNCH_NS = 20 * NS_PER_US, 100 * NS_PER_US
+"""What has all it needs, on a device that is free, starts within the first; from its launch on, within the second."""
+
+
+def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.DataFrame:
+    """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns."""
+    kind = cut["kind"].cast(pl.String).to_numpy()
+    host = np.isin(kind, HOST_KINDS) | (kind == "gap") & (cut["via"] == "launch").fill_null(False).to_numpy()
+    blocking = blocking_calls(context.graph, cut, host)
+    parts = _named(context, cut, blocking)
+    rules = _rules(context, facts, parts, kind, host, blocking >= 0)
+    cause = np.select([holds for _, holds in rules], [name for name, _ in rules], default=UNRESOLVED).astype(
+        object
+    )
+    transfer = kind == "transfer"
+    cause[transfer] = transfer_causes(context, facts, parts.filter(transfer))
+
+    base = parts.select(
+        *("path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase"),
+        *("event", "is_first"),
+    ).with_columns(pl.col("kind").cast(pl.String))
+    duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
+    left = duration.copy()
+    rows = []
+    for other, part, allowed in (
+        *shares_of_transfers(context, facts, parts),
+        _contention(context, facts, parts),
+    ):
+        taken = np.where(np.isin(cause, allowed), np.minimum(np.rint(part).astype(np.int64), left), 0)
+        left -= taken
+        rows.append(base.with_columns(cause=pl.lit(other), is_first=pl.lit(False), cost_ns=pl.Series(taken)))
+    rows.insert(0, base.with_columns(cause=pl.Series(cause, dtype=pl.String), cost_ns=pl.Series(left)))
+    whole = pl.concat(rows, how="diagonal").filter(pl.col("cost_ns") > 0)
+    assert int(whole["cost_ns"].sum() or 0) == int(duration.sum())
+    return whole
+
+
+def _named(context: Context, cut: pl.DataFrame, blocking: NDArray[np.int64]) -> pl.DataFrame:
+    """The parts; what is in a blocking call or follows from it by the name and the phase of the call."""
+    lines = context.graph.lines
+    rank = cut["rank"].fill_null(-1).to_numpy().astype(np.int64)
+    start, end = cut["piece_start_ns"].to_numpy().copy(), cut["piece_end_ns"].to_numpy().copy()
+    calls = np.flatnonzero((blocking >= 0) & (cut["kind"] != "memory").to_numpy())
+    start[calls], end[calls] = lines.start[blocking[calls]], lines.end[blocking[calls]]
+    spent = np.flatnonzero((blocking >= 0) | cut["is_long"].to_numpy())
+    phases = np.full(cut.height, None, dtype=object)
+    phases[spent] = host_phases(context, rank[spent], start[spent], end[spent]).to_numpy()
+    names = cut["name"].to_numpy().copy()
+    if calls.size:
+        assert context.trace.calls is not None
+        names[calls] = context.trace.calls["name"].gather(lines.row[blocking[calls]]).to_numpy()
+    copies = np.flatnonzero((blocking >= 0) & (cut["kind"] == "memory").to_numpy())
+    if copies.size:
+        assert context.trace.calls is not None
+        called = context.trace.calls["name"].gather(lines.row[blocking[copies]])
+        how = np.where(called.str.contains("Async").fill_null(False).to_numpy(), " (pageable)", " (blocking)")
+        names[copies] = [f"{name}{suffix}" for name, suffix in zip(names[copies], how, strict=True)]
+    return cut.with_columns(
+        name=pl.Series(names.tolist(), dtype=pl.String),
+        host_phase=pl.Series(phases.tolist(), dtype=pl.String),
+    )
+
+
+def _rules(
+    context: Context,
+    facts: Facts,
+    parts: pl.DataFrame,
+    kind: NDArray[np.object_],
+    host: Flags,
+    blocked: Flags,
+) -> list[tuple[str, Flags]]:
+    """Causes and where they hold, the first first."""
+    length = (parts["piece_end_ns"] - parts["piece_start_ns"]).to_numpy()
+    long = parts["is_long"].to_numpy()
+    name = parts["name"]
+    gap, memory = kind == "gap", kind == "memory"
+    waits = gap | (kind == "queued")
+    ready = gap & np.where(host, length > LAUNCH_NS, length > START_UP_NS)
+    late = parts["late"].to_numpy() & ~np.isin(kind, COMMUNICATION_KINDS)
+    peer = memory & name.str.contains("PtoP|peer").fill_null(False).to_numpy()
+    gradients, small = _launched_late(context, facts, parts)
+    backward = (parts["phase"] == "backward").fill_null(False).to_numpy()
+    compiled = backward & parts["rank"].is_in(facts.compiled).fill_null(False).to_numpy()
+    return [
+        ("other_process", waits & other_process_ran(context, parts)),
+        ("unexplained", ready),
+        ("straggler", late),
+        ("held_behind_compute", (kind == "queued") & held_behind_compute(context, parts)),
+        ("queued", kind == "queued"),
+        ("peer_copies", peer),
+        ("copies", memory | host & blocked & is_copy(name)),
+        ("allocation", host & is_allocation(name)),
+        ("synchronisation", host & blocked),
+        ("small_buckets", host & gradients & small),
+        ("bucket_scheduling", host & gradients),
+        ("graph_breaks", host & compiled & (length > LATENCY_NS)),
+        ("host_stall", host & long),
+        ("host_bound", host),
+        ("kernel_latency", gap),
+        (COMPUTATION, np.isin(kind, ("compute", "spin"))),
+    ]
+
+
+def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple[Flags, Flags]:
+    """Was a reduction of gradients ready on the GPU, and not launched? And is it one whose latency dominates?"""
+    event = parts["unlaunched"].to_numpy()
+    unlaunched = event >= 0
+    phases = context.attribution.phases["phase"]
+    kinds = context.timed.filter(pl.col("kind").is_in(["all_reduce", "reduce_scatter"]))
+    if phases.is_in(["backward"]).any():
+        buckets = facts.buckets.filter(pl.col("role").is_in(["gradients", "reduce_scatter"]))
+        kinds = kinds.join(
+            buckets.select("rank", "collective_id").cast({"rank": pl.Int64}),
+            on=["rank", "collective_id"],
+            how="semi",
+        )
+    reduces = np.zeros(context.trace.events.height, dtype=bool)
+    reduces[kinds["event"].to_numpy()] = True
+    gradients = unlaunched & reduces[event]
+    small = np.zeros(event.size, dtype=bool)
+    if facts.link is not None and facts.link.has_latency and gradients.any():
+        size = bytes_of(context, facts.link)[event]
+        rows = np.flatnonzero(gradients & (size > 0))
+        small[rows] = [facts.link.latency_ratio(of) > SLOW_LINK for of in size[rows]]
+    return gradients, small
+
+
+def _contention(
+    context: Context, facts: Facts, parts: pl.DataFrame
+) -> tuple[str, NDArray[np.float64], tuple[str, ...]]:
+    """What computation beside communication lost to it, by the measured ratio of the rank and step."""
+    kind, rank = parts["kind"].cast(pl.String).to_numpy(), parts["rank"].fill_null(-1).to_numpy()
+    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
+    step = parts["step_index"].fill_null(-1).to_numpy()
+    contended = np.zeros(parts.height)
+    for owner in context.trace.rank_numbers:
+        beside = np.flatnonzero((rank == owner) & (kind == "compute"))
+        communication = context.trace.union(owner, ["communication"])
+        share = np.array([facts.slower.get((owner, int(number)), 0.0) for number in step[beside]])
+        contended[beside] = share * communication.length_within(start[beside], end[beside])
+    return "contention", contended, (COMPUTATION,)
