@@ -95,8 +95,8 @@ MISTAKES = (
     Mistake(
         "a tail that takes a hook's own kernels for backward",
         "questions/overlap.py",
-        "rows = rows[launch[rows].to_numpy() <= limit[of_range[rows]]]",
-        "rows = rows[limit[of_range[rows]] > -(1 << 62)]",
+        "rows = rows[launch[rows] <= limit[step[rows]]]",
+        "rows = rows[limit[step[rows]] > -(1 << 62)]",
         (INGEST, "-k", "tail"),
     ),
     Mistake(
@@ -294,7 +294,7 @@ MISTAKES = (
     ),
     Mistake(
         "ends of reports not put on one axis",
-        "join/load.py",
+        "join/events.py",
         'if name in ("start_ns", "end_ns"):',
         'if name == "start_ns":',
         (INGEST, "-k", "clocks_are_aligned or nothing_to_compare or began"),

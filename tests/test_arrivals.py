@@ -198,3 +198,27 @@ def _partitions(rest: list[int], size: int) -> list[list[tuple[int, ...]]]:
         for chosen in itertools.combinations(others, size - 1)
         for tail in _partitions([one for one in others if one not in chosen], size)
     ]
+
+
+# --- clocks of two hosts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buckets", [4, 6, 12, 24])
+@pytest.mark.parametrize("skew_ms", [1, 3, -5, 7])
+def test_equal_buckets_on_two_hosts_are_matched_by_the_gaps_between_steps(
+    buckets: int, skew_ms: float, tmp_path: Path
+) -> None:
+    """The clock is corrected; taking each bucket for the next would explain the ends of most of them as well."""
+    paths = []
+    for rank in range(2):
+        export = Export(host=f"node{rank}", utc_epoch_ns=1_700_000_000_000_000_000 + int(rank * skew_ms * MS))
+        process = export.process(100 + rank, gpu=rank)
+        rng = np.random.default_rng(1)
+        for step in range(4):
+            for bucket in range(buckets):
+                at = 40 * step + (32 / buckets) * bucket + rng.uniform(0, 0.01)
+                process.nccl("AllReduce", 17, (at + 0.02 * rank, at + 0.5 + 0.005 * rank), bytes=4 << 20)
+        paths.append(export.write(tmp_path / f"rank{rank}.sqlite"))
+    tables = document(*paths, "--per", "capture")["tables"]
+    assert {row["match"] for row in tables["collective"]} == {"sequence"}
+    assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-skew_ms * MS, abs=10_000)

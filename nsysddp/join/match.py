@@ -688,12 +688,15 @@ class _Line:
         ]
         if not fits or min(fits)[0] > tolerance:
             return None
-        limit = max(2 * min(fits)[0], tolerance / 5)
-        best = min((fit for fit in fits if fit[0] <= limit), key=lambda fit: (fit[1], abs(fit[2])))
-        return int(best[2])
+        near = [fit for fit in fits if fit[0] <= max(2 * min(fits)[0], tolerance / 5)]
+        # Of buckets of one size in a row the median cannot tell one from the next: only at the right offset do the gaps
+        # between steps fit too, which the mean shows.
+        most = max(2 * min(fit[1] for fit in near), tolerance / 5)
+        best = min((fit for fit in near if fit[1] <= most), key=lambda fit: (fit[2], abs(fit[3])))
+        return int(best[3])
 
-    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float] | None:
-        """Spread and distance of the differences of ends at this offset; None if something disagrees."""
+    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float, float] | None:
+        """Median and mean spread, and distance of the differences of ends at this offset; None if they disagree."""
         at = np.minimum(np.searchsorted(self.sequence, other.sequence + offset), self.sequence.size - 1)
         same = self.sequence[at] == other.sequence + offset
         at = at[same]
@@ -705,12 +708,12 @@ class _Line:
             return None
         usable = self.synchronising[at]
         if not usable.any():
-            return 0.0, float(abs(offset))
+            return 0.0, 0.0, float(abs(offset))
         difference = (other.end[same][usable] - self.end[at[usable]]).astype(np.float64)
         middle = float(np.median(difference))
         if shared_clock:
-            return float(np.median(np.abs(difference))), abs(middle)
+            return float(np.median(np.abs(difference))), float(np.mean(np.abs(difference))), abs(middle)
         # A pair or two have hardly a spread: they are no evidence where more could have met.
         thin = int(usable.sum()) < min(3, self.sequence.size, other.sequence.size)
-        spread = float(np.median(np.abs(difference - middle)))
-        return spread + (1e18 if thin else 0.0), abs(middle)
+        away = np.abs(difference - middle)
+        return float(np.median(away)) + (1e18 if thin else 0.0), float(np.mean(away)), abs(middle)

@@ -79,7 +79,7 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
     ranks, group = rng.choice(SHAPES[kind])
     layers = rng.randint(2, 4) if kind == "pp" else rng.randint(4, 12 if ranks < 16 else 6)
     layer_ns = rng.uniform(0.4, 1.5) * MS
-    if cause == "slow_host":  # a GPU that is not far slower than the host
+    if cause in ("slow_host", "small_buckets"):  # a GPU that is not far slower than the host, or the latency
         layer_ns /= 3
     job = Job(
         kind=kind,
@@ -109,8 +109,13 @@ def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:
     )
     if cause == "small_buckets":  # many small parameters, and a link on which latency counts
         job = replace(job, layer_bytes=rng.randint(2, 5) * MIB, layer_parameters=rng.randint(8, 16))
-        job = replace(job, latency_ns=rng.randint(40, 80) * US, far_latency_ns=80 * US)
-    hidden = {"contention": (0.6, 0.85), "one_bucket": (0.35, 0.7), "serialised": (0.35, 0.7)}
+        job = replace(job, latency_ns=rng.randint(30, 60) * US, far_latency_ns=60 * US)
+    hidden = {
+        "contention": (0.6, 0.85),
+        "one_bucket": (0.35, 0.7),
+        "serialised": (0.35, 0.7),
+        "small_buckets": (0.1, 0.3),
+    }
     job = _with_link(job, rng.uniform(*hidden.get(cause, (0.15, 0.6))))
     exchanged = rng.uniform(*((0.05, 0.12) if cause in ("slow_link", "slow_pair") else (0.02, 0.08)))
     return replace(
@@ -176,6 +181,8 @@ def _plant(rng: random.Random, job: Job, cause: str, step_ns: float) -> Planted:
 LARGEST = {"slow_rank": 2.5, "slow_host": 12, "slow_link": 8, "slow_pair": 10, "contention": 2.2}
 """Beyond that a cause is no longer one that is seen in practice."""
 
+LARGEST_LATENCY_NS = 120 * US
+
 
 def _grown(job: Job) -> tuple[Job, float, bool]:
     """The job with its cause large enough to be due, if it gets there; the share of the step that it costs,
@@ -189,7 +196,7 @@ def _grown(job: Job) -> tuple[Job, float, bool]:
         due = share >= DUE_SHARE and saving >= DUE_OVER_RIVALS * truth.rivals(short)
         one = job.planted
         assert one is not None
-        if due or one.size > LARGEST.get(one.cause, one.size):
+        if due or one.size > LARGEST.get(one.cause, one.size) or job.latency_ns > LARGEST_LATENCY_NS:
             break
         if one.cause == "small_buckets":
             job = replace(

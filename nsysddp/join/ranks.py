@@ -1,0 +1,278 @@
+"""Who took part: the ranks of all reports, their processes and GPUs, and the axis that their times are put on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.ingest import sql
+from nsysddp.ingest.columns import TIME_LIMIT_NS
+from nsysddp.ingest.part import Notes, Part, gpus_of, host_key
+from nsysddp.ingest.report import RUNTIME
+from nsysddp.join import clocks
+from nsysddp.join.identity import Lane, assign_ranks, host_aliases, rank_claims
+from nsysddp.model import schema
+from nsysddp.model.errors import UsageError
+from nsysddp.model.markers import RankMark, parse_rank_mark
+from nsysddp.model.names import ranks_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MOST_NAMED = 8
+"""Ranks whose reports are named in a sentence; the table of ranks has all."""
+
+
+def put_on_axis(parts: Sequence[Part]) -> None:
+    """Put every report on the axis of the earliest session start, by UTC where known."""
+    numbers = clocks.clocks_of([part.anchor for part in parts])
+    known = [part.anchor for part in parts if part.anchor is not None]
+    zero = min(known) if known else 0
+    first = 0
+    for part, number in zip(parts, numbers, strict=True):
+        part.clock = number
+        part.shift = part.anchor - zero if part.anchor is not None else 0
+        if abs(part.shift) >= TIME_LIMIT_NS:
+            raise UsageError(
+                "the session starts of the reports lie decades apart",
+                file=part.report.path,
+                do="analyse reports of one run together",
+            )
+        part.first_process = first
+        first += len(part.processes.values)
+
+
+def _lanes(parts: Sequence[Part], hosts: Sequence[str]) -> list[Lane]:
+    """The (process, device) pairs of all reports that ran GPU work, report by report."""
+    lanes = []
+    for number, part in enumerate(parts):
+        host = hosts[number] if host_key(part.report) else None
+        for (process, device), (first, last) in zip(part.events.lanes, part.events.spans, strict=True):
+            lanes.append(
+                Lane(
+                    report=number,
+                    report_name=part.report.name,
+                    process=part.first_process + process,
+                    pid=part.pid(process),
+                    device=device,
+                    host_key=host,
+                    first_ns=first + part.shift,
+                    last_ns=last + part.shift,
+                    is_anchored=part.anchor is not None,
+                )
+            )
+    return lanes
+
+
+def rows_of(rank: NDArray[np.integer[Any]], number: int) -> tuple[int, int]:
+    """First and one-past-last row of a rank in the column of ordered ranks, which is not converted for that."""
+    first, last = np.searchsorted(rank, np.array([number, number + 1], dtype=rank.dtype))
+    return int(first), int(last)
+
+
+class Ranks:
+    """The ranks of a run.
+
+    Args:
+        parts: the reports, put on one axis.
+        ranges: ``schema.RANGES`` of all reports, with the marks by which ranks name themselves.
+        notes: where what was inferred or contradicts itself is kept.
+
+    Attributes:
+        lanes: the ranks in order, each a (process, device).
+        hosts: alias of each report's host.
+        silent: report and pid of processes that launched work of which their report holds no GPU event.
+    """
+
+    def __init__(self, parts: Sequence[Part], ranges: pl.DataFrame, notes: Notes) -> None:
+        self.parts = parts
+        self.notes = notes
+        self.hosts = host_aliases([host_key(part.report) for part in parts])
+        self.gpus = [gpus_of(part.report) for part in parts]
+        self._found = _lanes(parts, self.hosts)
+        self.lanes = self._ranked(ranges)
+        self.silent = self._without_gpu_events()
+
+    @cached_property
+    def process_of_rank(self) -> dict[int, int]:
+        """Rank to row of ``processes``."""
+        return {int(lane.rank or 0): lane.process for lane in self.lanes}
+
+    def lane_of(self, rank: NDArray[Any]) -> NDArray[np.int64]:
+        """Position in ``lanes`` of each rank number."""
+        return np.searchsorted([lane.rank or 0 for lane in self.lanes], rank)
+
+    def process_of(self, rank: NDArray[Any]) -> NDArray[np.int64]:
+        """Row of ``processes`` of each rank number."""
+        return np.array([lane.process for lane in self.lanes], dtype=np.int64)[self.lane_of(rank)]
+
+    def clock_of(self, rank: NDArray[Any]) -> NDArray[np.int64]:
+        """Clock of each rank number."""
+        clock = np.array([self.parts[lane.report].clock for lane in self.lanes], dtype=np.int64)
+        return clock[self.lane_of(rank)]
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job, as it says itself or as processes without GPU events show; None if nothing tells."""
+        sizes = [lane.world_size for lane in self.lanes if lane.world_size is not None]
+        if self.silent:
+            sizes.append(len(self.lanes) + len(self.silent))
+        return max(sizes, default=None)
+
+    def _ranked(self, ranges: pl.DataFrame) -> list[Lane]:
+        marks: dict[int, list[RankMark]] = defaultdict(list)
+        for process, text in ranges.select("process", "text").iter_rows():
+            mark = parse_rank_mark(text)
+            if mark is not None and mark not in marks[process]:
+                marks[process].append(mark)
+        environment: dict[int, dict[str, int]] = {}
+        for number, part in enumerate(self.parts):
+            found: dict[str, set[int]] = defaultdict(set)
+            for row in sql.rows(part.report, "rank_environment"):
+                name, _, value = str(row["value"]).partition("=")
+                value = value.strip().strip("\"'")
+                if value.isascii() and value.isdecimal() and len(value) < 10:
+                    found[name].add(int(value))
+            # Environments that differ are of several processes, and nothing says which is whose.
+            environment[number] = {name: values.pop() for name, values in found.items() if len(values) == 1}
+            claims = rank_claims(environment[number])
+            others = [f"{name}={rank}" for name, rank, _ in claims[1:] if rank != claims[0][1]]
+            alone = sum(lane.report == number for lane in self._found) == 1
+            self.notes.warn(
+                "rank_sources_differ",
+                len(others) if alone else 0,
+                f"{part.report.name}: the environment says {claims[0][0]}={claims[0][1]} and {', '.join(others)}; "
+                "the first counts"
+                if others
+                else "",
+            )
+        placed = []
+        for lane in self._found:
+            mapping, listed = self.gpus[lane.report]
+            physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
+            if physical is not None:
+                _, uuid, bus = listed.get(physical, ("", None, ""))
+                lane = replace(lane, gpu_key=f"{bus}#{physical:06d}", gpu_uuid=uuid)
+            placed.append(lane)
+        ranked = assign_ranks(placed, marks, environment)
+        self._doubt_world_sizes(ranked)
+        if any(lane.source == "inferred" for lane in ranked) and len(ranked) > 1:
+            which = "; ".join(
+                f"{lane.rank}: {lane.report_name}"
+                for lane in ranked[:_MOST_NAMED]
+                if lane.source == "inferred"
+            )
+            more = "; ..." if len(ranked) > _MOST_NAMED else ""
+            of_reports = f" ({which}{more})" if len(self.parts) > 1 else ""
+            self.notes.assumptions.append(
+                f"rank numbers are inferred from host, physical GPU and pid{of_reports}; mark them with "
+                "nsysddp.annotate to be sure"
+            )
+        return ranked
+
+    def _without_gpu_events(self) -> list[tuple[str, int]]:
+        """Report and pid of the processes that launched work of which the report holds no GPU event."""
+        silent = []
+        shown = 0
+        for part, (mapping, _) in zip(self.parts, self.gpus, strict=True):
+            pids = {part.pid(process) for process, _ in part.events.lanes}
+            shown += len(pids)
+            others = {pid for pid, _ in mapping} | {
+                part.pid(code) for code in range(len(part.processes.values))
+            }
+            if RUNTIME in part.report.tables and None not in pids:
+                silent += [
+                    (part.report.name, pid)
+                    for pid in sorted(pid for pid in others - pids if pid is not None)
+                    if sql.rows(part.report, "launching_process", pid=pid)
+                ]
+        if silent:
+            which = ", ".join(f"pid {pid} of {name}" for name, pid in silent)
+            self.notes.warn(
+                "process_without_gpu_events",
+                len(silent),
+                f"GPU data for {shown} of {shown + len(silent)} processes: {which} launched work of which the report "
+                "holds no GPU event; nothing is said of its rank (capture again; nsys says why in its diagnostics)",
+            )
+        return silent
+
+    def _doubt_world_sizes(self, ranked: Sequence[Lane]) -> None:
+        """Say where the ranks and what they tell of the size of their job do not fit together."""
+        worlds = sorted({lane.world_size for lane in ranked if lane.world_size is not None})
+        self.notes.warn(
+            "world_sizes_differ",
+            len(worlds) if len(worlds) > 1 else 0,
+            f"ranks name jobs of different sizes: {', '.join(map(str, worlds))}; are the reports of one run?",
+        )
+        beyond = [
+            lane for lane in ranked if lane.world_size is not None and (lane.rank or 0) >= lane.world_size
+        ]
+        self.notes.warn(
+            "rank_beyond_world_size",
+            len(beyond),
+            f"a job of {beyond[0].world_size} has no {ranks_text([lane.rank or 0 for lane in beyond])}"
+            if beyond
+            else "",
+        )
+
+    def processes(self) -> pl.DataFrame:
+        """``schema.PROCESSES``."""
+        rows = []
+        for number, part in enumerate(self.parts):
+            for code in range(len(part.processes.values)):
+                rows.append(
+                    {
+                        "process": part.first_process + code,
+                        "report": number,
+                        "pid": part.pid(code),
+                        "host": self.hosts[number],
+                    }
+                )
+        return schema.PROCESSES.frame(rows)
+
+    def table(
+        self,
+        events: pl.DataFrame,
+        names: pl.DataFrame,
+        offsets: Mapping[int, clocks.Clock],
+    ) -> pl.DataFrame:
+        """``schema.RANK``, with the events on the aligned axis and the offset of every clock."""
+        is_kernel = names["group"].eq("kernel").to_numpy()
+        rank, code = events["rank"].to_numpy(), events["name"].to_numpy()
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        rows = []
+        for lane in self.lanes:
+            first, last = rows_of(rank, lane.rank or 0)
+            mapping, listed = self.gpus[lane.report]
+            physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
+            models = {name for name, _, _ in listed.values()}
+            only_model = models.pop() if len(models) == 1 else ""
+            known = listed.get(physical) if physical is not None else None
+            name, uuid, _ = known or (only_model, None, "")
+            clock = offsets[self.parts[lane.report].clock]
+            rows.append(
+                {
+                    "rank": lane.rank,
+                    "rank_source": lane.source,
+                    "report": lane.report_name,
+                    "host": self.hosts[lane.report],
+                    "pid": lane.pid,
+                    "device": lane.device,
+                    "gpu_uuid": uuid,
+                    "gpu_name": name or None,
+                    "world_size": lane.world_size,
+                    "clock_offset_ns": clock.offset_ns,
+                    "clock_residual_ns": clock.residual_ns,
+                    "clock_method": clock.method,
+                    "kernels": int(np.count_nonzero(is_kernel[code[first:last]])),
+                    "first_ns": int(start[first]),
+                    "last_ns": int(end[first:last].max()),
+                }
+            )
+        return schema.RANK.frame(rows)
