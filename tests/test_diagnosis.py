@@ -777,3 +777,22 @@ def test_message_sizes_too_close_to_each_other_are_not_said_to_be_one() -> None:
     result = of(replace(trace, collectives=trace.collectives.with_columns(bytes=sizes.cast(pl.Int64))))
     reason = result["diagnosis_unjudged"].filter(cause="small_buckets")["reason"][0]
     assert reason.startswith("4 message sizes")
+
+
+def test_two_processes_on_one_gpu_lengthen_each_other_and_are_not_compared() -> None:
+    """Both ran the same 28 ms of work a step at once; alone it takes 28, together 61."""
+    result = captured("one_gpu_two")
+    first = result["diagnosis"].row(0, named=True)
+    assert first["cause"] == "other_process"
+    assert 25 < first["cost_ns"] / MS < 40
+    assert first["confidence"] == "medium"
+    assert "straggler" not in costs(result)
+
+
+def test_another_process_that_was_not_traced_leaves_a_hint_and_no_cost() -> None:
+    result = captured("one_gpu_preempted")
+    (hint,) = result["diagnosis_unjudged"].filter(cause="other_process").iter_rows(named=True)
+    assert "takes 1.4" in hint["reason"]
+    assert "other_process" not in costs(result)
+    plain = captured("one_gpu_cudafree")["diagnosis_unjudged"]
+    assert plain.filter(cause="other_process").is_empty()

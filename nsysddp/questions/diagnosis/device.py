@@ -14,18 +14,23 @@ from nsysddp.model.units import NS_PER_US
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nsysddp.model.trace import Trace
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
 
 _NEXT_NS = 20 * NS_PER_US
 """What was held behind an event starts within this time of that event's start."""
 
+_FEW_STEPS, _UNEVEN = 3, 1.5
+"""Kernels are uneven if over at least so many steps the longest is so many times the shortest."""
 
-def sharing_ranks(context: Context) -> dict[int, list[int]]:
+
+def sharing_ranks(trace: Trace) -> dict[int, list[int]]:
     """Ranks that run on the same physical GPU as another: for each the others."""
-    known = context.trace.ranks.filter(pl.col("gpu_uuid").is_not_null())
+    known = trace.ranks.filter(pl.col("gpu_uuid").is_not_null())
     rows = known.select("rank", "gpu_uuid").iter_rows()
     by_gpu: dict[str, list[int]] = {}
     for rank, uuid in rows:
@@ -43,13 +48,46 @@ def other_process_ran(context: Context, parts: pl.DataFrame) -> Flags:
     rank = parts["rank"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     ran = np.zeros(parts.height, dtype=bool)
-    for number, others in sharing_ranks(context).items():
+    for number, busy in busy_by_others(context.trace).items():
         mine = np.flatnonzero(rank == number)
-        busy = Intervals.empty()
-        for other in others:
-            busy = busy | context.trace.union(other, CLASSES)
         ran[mine] = 2 * busy.length_within(start[mine], end[mine]) > end[mine] - start[mine]
     return ran
+
+
+def busy_by_others(trace: Trace) -> dict[int, Intervals]:
+    """For each rank that shares its GPU when another process ran work there."""
+    made = {}
+    for rank, others in sharing_ranks(trace).items():
+        busy = Intervals.empty()
+        for other in others:
+            busy = busy | trace.union(other, CLASSES)
+        made[rank] = busy
+    return made
+
+
+def lengthened_by_others(context: Context, parts: pl.DataFrame) -> Floats:
+    """How much of each part of computation beside another process's work is that process's, in ns.
+
+    The length of a kernel holds the slices of time that the other process got. What it takes by itself is not more than
+    the shortest of its executions in the same place of the steps.
+    """
+    trace = context.trace
+    cost = np.zeros(parts.height)
+    shared = busy_by_others(trace)
+    if not shared:
+        return cost
+    place = pl.col("start_ns").rank("ordinal").over("rank", "step", "name")
+    shortest = pl.col("length").min().over("rank", "name", "place")
+    table = trace.events.select("rank", "name", "start_ns", length=pl.col("end_ns") - pl.col("start_ns"))
+    table = table.with_columns(step=pl.Series(context.attribution.step)).with_columns(place=place)
+    lost = table.select(1 - shortest / pl.col("length").clip(lower_bound=1)).to_series().to_numpy()
+    rank, event = parts["rank"].fill_null(-1).to_numpy(), parts["event"].fill_null(-1).to_numpy()
+    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
+    computing = parts["kind"].cast(pl.String).is_in(["compute", "spin"]).to_numpy()
+    for number, busy in shared.items():
+        mine = np.flatnonzero((rank == number) & computing)
+        cost[mine] = lost[event[mine]] * busy.length_within(start[mine], end[mine])
+    return cost
 
 
 def held_behind_compute(context: Context, parts: pl.DataFrame) -> Flags:
@@ -93,3 +131,51 @@ def _begun_before(context: Context, rank: int) -> tuple[Ints, bool]:
     late = start[order[1:]] < latest[:-1]
     changes = stream[order[1:]] != stream[order[:-1]]
     return begun, bool(changes.any() and late.mean() < 0.001)
+
+
+def uneven_kernels(context: Context) -> tuple[int, str, int, int] | None:
+    """Do kernels of one place in the step take much longer in some steps than in others, with nothing beside them?
+
+    Another process on the GPU leaves no other mark in a capture of one.
+
+    Returns:
+        Rank, name, shortest and longest of the kernel that takes most time; None unless such kernels make up a third of
+        a rank's computing.
+    """
+    trace, attribution = context.trace, context.attribution
+    warm = [window.step for window in context.every_window.windows if window.is_warmup]
+    table = (
+        trace.events.select(pl.col("rank").cast(pl.Int64), "class", "name", "start_ns", "end_ns")
+        .with_columns(step=pl.Series(attribution.step), length=pl.col("end_ns") - pl.col("start_ns"))
+        .filter(pl.col("class") == "compute", pl.col("step") >= 0, ~pl.col("step").is_in(warm))
+    )
+    beside = np.zeros(table.height, dtype=np.int64)
+    rank, start, end = (table[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    for number in trace.rank_numbers:
+        mine = np.flatnonzero(rank == number)
+        beside[mine] = trace.union(number, ["communication"]).length_within(start[mine], end[mine])
+    place = pl.col("start_ns").rank("ordinal").over("rank", "step", "name")
+    kernels = (
+        table.with_columns(place=place, beside=pl.Series(beside))
+        .group_by("rank", "name", "place")
+        .agg(
+            steps=pl.len(),
+            shortest=pl.col("length").min(),
+            longest=pl.col("length").max(),
+            total=pl.col("length").sum(),
+            beside=pl.col("beside").sum(),
+        )
+        .with_columns(total_of_rank=pl.col("total").sum().over("rank"))
+        .filter(
+            pl.col("steps") >= _FEW_STEPS,
+            pl.col("beside") == 0,
+            pl.col("longest") >= _UNEVEN * pl.col("shortest"),
+        )
+        .with_columns(share=pl.col("total").sum().over("rank") / pl.col("total_of_rank"))
+        .filter(pl.col("share") >= 1 / 3)
+        .sort("total", "rank", "name", "place", descending=[True, False, False, False])
+    )
+    if kernels.is_empty():
+        return None
+    first = kernels.row(0, named=True)
+    return first["rank"], trace.names["text"][first["name"]], first["shortest"], first["longest"]

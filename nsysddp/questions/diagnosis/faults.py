@@ -14,6 +14,7 @@ from nsysddp.model.result import Result
 from nsysddp.model.units import ms
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import short
+from nsysddp.questions.diagnosis.device import sharing_ranks, uneven_kernels
 from nsysddp.questions.diagnosis.facts import Facts
 
 if TYPE_CHECKING:
@@ -195,6 +196,17 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
                 "link_contention",
                 "PCIe, NVLink and NIC were not sampled",
                 "--gpu-metrics-devices=all, --nic-metrics=true",
+            )
+        )
+    uneven = uneven_kernels(context)
+    if uneven is not None and not sharing_ranks(context.trace):
+        rank, name, shortest, longest = uneven
+        made.append(
+            (
+                "other_process",
+                f"on rank {rank} {short(name)} takes {ms(shortest):.3f} to {ms(longest):.3f} ms in one place of the "
+                "step, with no communication beside it: another process on the GPU, or its clocks",
+                "watch the GPU during the run (nvidia-smi pmon, nvidia-smi -q -d CLOCK)",
             )
         )
     if grade == "gpu_only":

@@ -21,6 +21,7 @@ import polars as pl
 
 from nsysddp.model.intervals import Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
+from nsysddp.questions.diagnosis.device import sharing_ranks
 from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
     waiting = waiting_in_gaps(context.graph)
     spinning = {rank: split.wait for rank, split in context.splits.items()}
     longer = longer_than_others(context.trace, context.attribution, waiting, spinning).filter(
-        pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0)
+        pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0),
+        # On a shared GPU the lengths include each other: nothing is to be compared.
+        ~pl.col("rank").is_in(list(sharing_ranks(context.trace))),
     )
     stays = _stays(pieces)
     stay, part = _parts_of(stays, longer)

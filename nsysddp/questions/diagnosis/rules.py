@@ -11,7 +11,7 @@ from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.blocking import blocking_calls, is_allocation, is_copy
-from nsysddp.questions.diagnosis.device import held_behind_compute, other_process_ran
+from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
 from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
 from nsysddp.questions.diagnosis.path import host_phases
 from nsysddp.questions.diagnosis.transfers import bytes_of, shares_of_transfers, transfer_causes
@@ -54,6 +54,7 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     rows = []
     for other, part, allowed in (
         *shares_of_transfers(context, facts, parts),
+        ("other_process", lengthened_by_others(context, parts), (COMPUTATION,)),
         _contention(context, facts, parts),
     ):
         taken = np.where(np.isin(cause, allowed), np.minimum(np.rint(part).astype(np.int64), left), 0)
