@@ -144,7 +144,7 @@ def test_steps_that_seldom_communicate_are_summed_not_hidden(tmp_path: Path) -> 
     assert "30.00 ms of transfer over 4 steps (75 % of a rank's transfer)" in overlap["message"]
     shown = run("analyze", report).out
     assert "sum of 4 steady steps" in shown
-    assert len(re.findall(r"75\.0 %", shown)) == 2
+    assert len(re.findall(r"75\.0%", shown)) == 2
 
 
 def test_ranks_on_one_gpu_are_said_before_any_figure_and_none_is_late(tmp_path: Path) -> None:

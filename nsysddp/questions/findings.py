@@ -44,6 +44,8 @@ CODES: dict[str, str] = {
 
 _CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
 _MOSTLY = 0.5
+_NEAR = 0.9
+"""Lengths of ranks that share a sentence are not further apart than this ratio."""
 
 
 def find(result: Result, context: Context) -> tuple[Finding, ...]:
@@ -313,30 +315,32 @@ def _no_communication(result: Result, figures: Summary) -> Iterator[Finding]:
 
 
 def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
-    """Sums over the capture: streams have no windows of their own. One sentence for ranks that are alike."""
-    mixed = on_compute_streams(trace, attribution).to_dicts()
-    if not mixed:
-        return
-    ranks = sorted({row["rank"] for row in mixed})
-    streams = sorted({row["stream"] for row in mixed})
-    shares = [100 * row["communication"] / row["all"] for row in mixed]
-    lengths = sorted(row["communication"] for row in mixed)
-    share = _range_of(f"{part:.0f}" for part in (min(shares), max(shares)))
-    length = _range_of(f"{ms(one):,.2f}" for one in (lengths[0], lengths[-1]))
-    several = len(ranks) > 1
-    streams_text = f"streams {', '.join(map(str, streams))}" if len(streams) > 1 else f"stream {streams[0]}"
-    subject = ranks_text(ranks)
-    yield Finding(
-        "communication_on_compute_stream",
-        f"{subject[0].upper()}{subject[1:]} {'run' if several else 'runs'} {share}% of {'their' if several else 'its'} "
-        f"communication on the compute {streams_text} ({length} ms in the capture): there it cannot overlap "
-        "with computation.",
-        rank=None if several else ranks[0],
-        value=lengths[-1],
-        unit="ns",
-        rows=tuple(_row(row["rank"], "collective", stream=row["stream"]) for row in mixed),
-        severity=75,
-    )
+    """Sums over the capture: streams have no windows of their own. Ranks that are alike share a sentence."""
+    alike: dict[tuple[int, str], list[list[dict[str, Any]]]] = {}
+    for row in on_compute_streams(trace, attribution).to_dicts():
+        groups = alike.setdefault((row["stream"], f"{100 * row['communication'] / row['all']:.0f}"), [])
+        near = (
+            group for group in groups if _NEAR < row["communication"] / group[0]["communication"] < 1 / _NEAR
+        )
+        found = next(near, None)
+        groups.append([row]) if found is None else found.append(row)
+    for stream, share, rows in ((*key, rows) for key, groups in alike.items() for rows in groups):
+        ranks = [row["rank"] for row in rows]
+        several = len(ranks) > 1
+        lengths = sorted(row["communication"] for row in rows)
+        length = _range_of(f"{ms(one):,.2f}" for one in (lengths[0], lengths[-1]))
+        subject = ranks_text(ranks)
+        yield Finding(
+            "communication_on_compute_stream",
+            f"{subject[0].upper()}{subject[1:]} {'run' if several else 'runs'} {length} ms of communication in the "
+            f"capture ({share} % of {'their' if several else 'its'} communication) on {'their' if several else 'its'} "
+            f"compute stream {stream}: there it cannot overlap with computation.",
+            rank=None if several else ranks[0],
+            value=lengths[-1],
+            unit="ns",
+            rows=tuple(_row(row["rank"], "collective", stream=row["stream"]) for row in rows),
+            severity=75,
+        )
 
 
 def _graphs(result: Result) -> Iterator[Finding]:

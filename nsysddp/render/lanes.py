@@ -413,8 +413,10 @@ def _subtitle(context: Context, shown: list[int]) -> str:
         whole = selection.from_ns is None and selection.to_ns is None
         what = "whole capture" if whole else "part of the capture"
     start, end = _extent(context, shown)
-    names = [one.name for one in trace.inputs]
-    files = short(names[0], 60) + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else ""
+    inputs = [one.name for one in trace.inputs]
+    files = (
+        short(inputs[0], 60) + (f" and {len(inputs) - 1} more" if len(inputs) > 1 else "") if inputs else ""
+    )
     return "  ·  ".join(
         [*([files] if files else []), who, what, f"{ms(start):,.3f} to {ms(end):,.3f} ms".replace("-", "−")]
     )

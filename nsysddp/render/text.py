@@ -71,7 +71,7 @@ def _print_ranks(screen: Console, result: Result) -> None:
         gap=2 if screen.width > _NARROW else 1,
     )
     for row in few:
-        grid.add(str(row.rank), *row.cells)
+        grid.add(str(row.rank), *(cell.replace(" %", "%") for cell in row.cells))
     grid.print(screen, "--table overlap --format csv")
     spread = per_rank.spread(result)
     if spread:
