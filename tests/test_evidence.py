@@ -520,7 +520,7 @@ def test_repeats_of_captures_on_both_sides(tmp_path: Path, tool: Tool) -> None:
     page = members["evidence.md"].decode()
     verdict = page.partition("## Claims")[0]
     parts = (
-        "**Overlap on every rank",
+        "**Computation fills ",
         "new-1, new-2 say the same",
         "The new side is faster",
         "**Not known:**",

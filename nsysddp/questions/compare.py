@@ -137,7 +137,7 @@ MATRIX = Table(
         Column(
             "is_slowest",
             FLAG,
-            "no rank of this side has a larger P95 (largest value where P95 is null), and some a smaller",
+            "no rank of this side has a larger median, and some a smaller",
         ),
     ),
 )
@@ -797,9 +797,9 @@ def _matrix(base: Sequence[Run], new: Sequence[Run]) -> pl.DataFrame:
                         "largest": float(steps.max()),
                     }
                 )
-            worst = [float(row["largest"] if row["p95"] is None else row["p95"]) for row in of_metric]
-            for row, value in zip(of_metric, worst, strict=True):
-                row["is_slowest"] = value == max(worst) and (value > min(worst) or len(worst) == 1)
+            medians = [row["median"] for row in of_metric]
+            for row, value in zip(of_metric, medians, strict=True):
+                row["is_slowest"] = value == max(medians) and (value > min(medians) or len(medians) == 1)
             rows += of_metric
     return MATRIX.frame(rows)
 

@@ -193,7 +193,7 @@ def shown_rank(comparison: Compared) -> int | None:
         & pl.col("is_slowest")
         & pl.col("rank").is_in(both)
     )
-    return int(slowest["rank"][0]) if slowest.height else min(both, default=None)
+    return int(slowest["rank"][-1]) if slowest.height else min(both, default=None)
 
 
 def who(comparison: Compared, rank: int) -> str:

@@ -137,6 +137,8 @@ def spread(result: Result) -> str | None:
     slow, fast = found.slowest(), found.fastest()
     if slow is None or fast is None or found.rows.height < 2:
         return None
+    if slow["window_ns"] == fast["window_ns"]:
+        return f"every rank {found.text(slow['window_ns'])} ms"
     return (
         f"slowest rank {slow['rank']} {found.text(slow['window_ns'])} ms, fastest rank {fast['rank']} "
         f"{found.text(fast['window_ns'])} ms, spread {found.text(slow['window_ns'] - fast['window_ns'])} ms"

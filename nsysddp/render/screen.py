@@ -32,6 +32,7 @@ MOST_ROWS = 20
 
 NOT_MISSED = 100
 _LEAST_TEXT = 12
+_MOST_NAMED = 4
 
 
 def console() -> Console:
@@ -129,11 +130,13 @@ class Grid:
         columns: as they stand.
         rows: cells, a text for each column.
         gap: blanks between columns.
+        total: rows that there are, where only the first of them were added.
     """
 
     columns: Sequence[Column]
     rows: list[Sequence[str]] = field(default_factory=list)
     gap: int = 2
+    total: int | None = None
 
     def add(self, *cells: str) -> None:
         """Append a row; control characters of names are spelled out."""
@@ -158,12 +161,19 @@ class Grid:
             table.add_row(*(Text(self._cut(place, row[place], widths, room)) for place in shown))
         screen.print(table)
         left_out = [
-            self.columns[place].head.replace("\n", " ")
-            for place in range(len(self.columns))
-            if place not in shown and self.columns[place].spare < NOT_MISSED
+            column.head.replace("\n", " ")
+            for place, column in enumerate(self.columns)
+            if place not in shown and column.spare < NOT_MISSED
         ]
-        said = [f"{len(rows)} of {len(self.rows):,} rows"] if len(self.rows) > len(rows) else []
-        said += [f"without {', '.join(left_out)}"] if left_out else []
+        said = (
+            [f"{len(rows)} of {self.total or len(self.rows):,} rows"]
+            if (self.total or len(self.rows)) > len(rows)
+            else []
+        )
+        if len(left_out) > _MOST_NAMED:
+            said.append(f"{len(shown)} of {len(self.columns)} columns")
+        elif left_out:
+            said.append(f"without {', '.join(left_out)}")
         if said:
             screen.print(indented(f"{'; '.join(said)}: {rest} has all", "dim"))
 

@@ -159,16 +159,13 @@ def _print_frame(screen: Console, frame: pl.DataFrame, name: str) -> None:
                 spare=place if place >= _KEPT else 0,
             )
             for place, column in enumerate(varying)
-        ]
+        ],
+        total=frame.height,
     )
     for row in frame.select(varying).head(_MOST_ROWS).iter_rows():
         grid.add(*(_cell(column, value) for column, value in zip(varying, row, strict=True)))
     if varying:
         grid.print(screen, f"--table {name} --format csv", most=_MOST_ROWS)
-    if frame.height > _MOST_ROWS:
-        screen.print(
-            indented(f"{_MOST_ROWS} of {frame.height:,} rows: all with --table {name} --format csv", "dim")
-        )
 
 
 _KEPT = 3
