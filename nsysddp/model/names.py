@@ -25,6 +25,11 @@ def natural(text: str) -> tuple[object, ...]:
     return (*(part for pair in zip(parts[::2], [*numbers, ()], strict=True) for part in pair), text)
 
 
+def counted(number: int, what: str) -> str:
+    """``1 rank``, ``2 ranks``, ``1,000 ranks``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0 and 3``, ``ranks 0 to 3 and 5``; of many pieces the first few and how many ranks more."""
     if len(ranks) == 1:

@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
-from nsysddp.model.names import ranks_text
+from nsysddp.model.names import counted, ranks_text
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.questions.statistics import MIN_RUNS, Difference, Floats, difference
 from nsysddp.questions.steps import steady
@@ -606,7 +606,7 @@ def _warnings(base: Sequence[Run], new: Sequence[Run], differing: pl.DataFrame) 
     said = []
     if min(len(base), len(new)) < MIN_RUNS:
         said.append(
-            f"{len(base)} and {len(new)} run(s): at least {MIN_RUNS} a side are needed to say anything about "
+            f"{len(base)} and {counted(len(new), 'run')}: at least {MIN_RUNS} a side are needed to say anything about "
             "further runs; intervals hold for these very runs only"
         )
     bare = [run.name for run in (*base, *new) if not run.recorded]
@@ -692,7 +692,7 @@ def verdict(metric: Metric, found: Difference) -> str:
 
 
 def _why_undecided(found: Difference) -> str:
-    counts = f"{found.base_runs} and {found.new_runs} run(s), {MIN_RUNS} a side are needed"
+    counts = f"{found.base_runs} and {counted(found.new_runs, 'run')}, {MIN_RUNS} a side are needed"
     return (
         counts
         if found.scope == "these_runs"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from nsysddp.model.names import counted
 from nsysddp.model.units import ms
 from nsysddp.questions.critical_path import KINDS
 from nsysddp.questions.summary import milliseconds
@@ -17,7 +18,6 @@ from nsysddp.render.screen import (
     bullet,
     care,
     console,
-    count,
     heading,
     indented,
     title,
@@ -49,7 +49,7 @@ def print_critical_path(result: Result, out: Console | None = None) -> None:
     screen = out or console()
     steps = result["critical_path_step"]
     windows = steps["step_index"].drop_nulls().n_unique()
-    screen.print(title(result, count(windows, "step") if windows else "whole capture"))
+    screen.print(title(result, counted(windows, "step") if windows else "whole capture"))
     for finding in result.findings[:1]:
         screen.print(indented(finding.message, "bold"))
     _print_paths(screen, result)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from nsysddp.model.names import counted
 from nsysddp.model.units import ms
-from nsysddp.render.screen import bullet, care, console, count, heading, indented, title
+from nsysddp.render.screen import bullet, care, console, heading, indented, title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,7 @@ def print_diagnosis(result: Result, out: Console | None = None) -> None:
     rows = result["diagnosis"].to_dicts()
     steps = result["diagnosis_step"]
     windows = steps["step_index"].drop_nulls().n_unique()
-    screen.print(title(result, count(windows, "steady step") if windows else "whole capture"))
+    screen.print(title(result, counted(windows, "steady step") if windows else "whole capture"))
     screen.print(indented(result.findings[0].message, "bold", below=1))
     large = [row for row in rows if row["cost_ns"] is None or row["step_ratio"] >= WORTH_A_BLOCK]
     for number, row in enumerate(large, 1):

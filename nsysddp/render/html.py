@@ -216,7 +216,7 @@ def html_report(
         style=_trusted(style),
         verdict=findings[0] if findings else _NOTHING,
         findings=findings,
-        answers=answers,
+        answers=[*_largest_cause(diagnosis), *answers],
         spread=per_rank.spread(result),
         contents=contents,
         ranks=_rank_table(result, labels, figures),
@@ -237,6 +237,16 @@ def html_report(
         plot_program=_trusted(plot_program),
     )
     return page
+
+
+def _largest_cause(diagnosis: Part | None) -> list[tuple[str, Sequence[str]]]:
+    """What the diagnosis puts first, beside what bounds the step; nothing without a diagnosis."""
+    rows = (
+        []
+        if diagnosis is None
+        else diagnosis.tables["diagnosis"].filter(pl.col("cost_ns").is_not_null()).to_dicts()
+    )
+    return [("Largest cause on the path", [rows[0]["claim"]])] if rows else []
 
 
 # --- safe in a page -------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 from rich.text import Text
 
+from nsysddp.model.names import counted
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import milliseconds, over_steps
-from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, count, title
+from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,7 +163,7 @@ _NARROW = 90
 
 def _begin(screen: Console, result: Result, frame: pl.DataFrame) -> None:
     steps = frame["step_index"].drop_nulls().n_unique()
-    screen.print(title(result, count(steps, "step") if steps else "whole capture"))
+    screen.print(title(result, counted(steps, "step") if steps else "whole capture"))
     for finding in result.findings[:_MOST_FINDINGS]:
         screen.print(bullet(finding.message))
     if len(result.findings) > _MOST_FINDINGS:

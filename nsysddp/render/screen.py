@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysddp.model.names import visible
+from nsysddp.model.names import counted, visible
 from nsysddp.render.theme import short
 
 if TYPE_CHECKING:
@@ -41,17 +41,12 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=PIPED if piped else None)
 
 
-def count(number: int, what: str) -> str:
-    """``1 rank``, ``2 ranks``, ``1,000 ranks``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def title(result: Result, windows: str) -> Text:
     """First line of a screen: the report, how many ranks, what part."""
     inputs = result.trace.inputs
-    what = visible(inputs[0].name) if len(inputs) == 1 else count(len(inputs), "report")
+    what = visible(inputs[0].name) if len(inputs) == 1 else counted(len(inputs), "report")
     line = Text(what, style="bold")
-    line.append(f"   {count(len(result.trace.rank_numbers), 'rank')}, {windows}", style="dim")
+    line.append(f"   {counted(len(result.trace.rank_numbers), 'rank')}, {windows}", style="dim")
     return line
 
 

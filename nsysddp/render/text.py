@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from nsysddp.model.names import counted
 from nsysddp.render import per_rank
 from nsysddp.render.screen import (
     NOT_MISSED,
@@ -14,7 +15,6 @@ from nsysddp.render.screen import (
     bullet,
     care,
     console,
-    count,
     heading,
     indented,
     title,
@@ -36,7 +36,7 @@ def print_result(result: Result, out: Console | None = None) -> None:
     """Print what a reader needs first."""
     screen = out or console()
     steps = result["overlap"]["step_index"].drop_nulls().n_unique()
-    screen.print(title(result, count(steps, "step") if steps else "whole capture"))
+    screen.print(title(result, counted(steps, "step") if steps else "whole capture"))
     if result.findings:
         screen.print(indented(result.findings[0].message, "bold", below=1))
     _print_ranks(screen, result)
@@ -53,7 +53,7 @@ def print_result(result: Result, out: Console | None = None) -> None:
 def _incomplete(findings: tuple[Finding, ...]) -> list[str]:
     """What nsys says of a capture is in ``doctor``; here only that it says something."""
     reports = sum(one.code == "capture_incomplete" for one in findings)
-    where = "this report" if reports == 1 else count(reports, "report")
+    where = "this report" if reports == 1 else counted(reports, "report")
     return [f"nsys says that events of {where} can be missing (nsysddp doctor)"] if reports else []
 
 
@@ -147,7 +147,7 @@ def _print_frame(screen: Console, frame: pl.DataFrame, name: str) -> None:
             continue
         alike = frame.height > 1 and known.len() == frame.height and known.n_unique() == 1
         (same if alike else varying).append(column)
-    screen.print(Text(f"{name}: {count(frame.height, 'row')}", style="bold"))
+    screen.print(Text(f"{name}: {counted(frame.height, 'row')}", style="bold"))
     if same:
         said = ", ".join(f"{_head(one)} {_cell(one, frame[one][0])}" for one in same)
         screen.print(indented(f"in every row: {said}", "dim"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nsysddp.model.names import counted
 from nsysddp.model.units import BYTES_PER_MIB, ms
-from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, count, heading, indented
+from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, heading, indented
 from nsysddp.render.screen import title as screen_title
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def print_whatif(result: Result, out: Console | None = None) -> None:
     """Print the predictions."""
     screen = out or console()
     replayed = result["whatif_replay"].height
-    screen.print(screen_title(result, count(replayed, "replayed step")))
+    screen.print(screen_title(result, counted(replayed, "replayed step")))
     codes = ("whatif_replay", "bucket_caps")
     for number, finding in enumerate(one for one in result.findings if one.code in codes):
         screen.print(indented(finding.message, "" if number else "bold"))
