@@ -111,7 +111,7 @@ def test_it_holds_what_a_reviewer_needs(made: Path) -> None:
         "## Limits",
     ):
         assert part in page
-    assert "\n**Rank 0 is late: rank 1 waits 3.02 ms a step for it" in page
+    assert "\n**Rank 0 is late: rank 1 waits 3.02 of 65.98 ms a step for it" in page
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page):
         assert picture in members
     overlap = pl.read_parquet(io.BytesIO(members["tables/overlap.parquet"]))

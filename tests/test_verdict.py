@@ -41,7 +41,7 @@ def steps(tmp_path: Path, *lanes: str, count: int = 3, length: int = 100) -> Pat
         (("s7 g[0,90) s17 c[80,95)",) * 2, "bound_by_compute", "Computation fills "),
         (("s7 g[0,20) s17 c[20,100)",) * 2, "bound_by_communication", "Exposed communication takes "),
         (("s7 g[0,20) s9 memcpy[20,100)",), "bound_by_copies", "Copies alone take "),
-        (("s7 g[0,20) g[90,100)",), "bound_by_idle", "GPU idle "),
+        (("s7 g[0,20) g[90,100)",), "bound_by_host", "GPU idle "),
         (("s7 graph[0,90) g[90,100)",), "bound_unknown", "CUDA graphs fill "),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_late_rank_is_the_first_thing_said(ranks: int, which: int, tmp_path: P
     assert code == "late_rank"
     assert made["findings"][0]["rank"] == which
     assert message.startswith(f"Rank {which} is late: ")
-    assert "40.00 ms a step for it (exposed), as it computes 90.00, " in message
+    assert "40.00 of 100.00 ms a step for it (exposed); it computes 90.00 ms, " in message
 
 
 def test_ranks_that_wait_for_each_other_by_turns_have_no_late_one(tmp_path: Path) -> None:

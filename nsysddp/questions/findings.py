@@ -51,7 +51,7 @@ _NEAR = 0.9
 def find(result: Result, context: Context) -> tuple[Finding, ...]:
     """All findings, most important first (what bounds the step is the first); ties keep a fixed order."""
     figures = summary(result)
-    bound = verdict.verdict(result, verdict.launched_late(context))
+    bound = verdict.verdict(result, verdict.launching(context))
     attribution = context.attribution
     made = [
         *_warned(result),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +18,18 @@ from nsysddp.questions.summary import Summary, summary
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from nsysddp.questions.context import Context
+
+    Times = NDArray[np.int64]
 
 CODES: dict[str, str] = {
     "late_rank": "the others wait for one rank; it bounds the step",
     "bound_by_compute": "most of the step is computation",
     "bound_by_communication": "most of the step is exposed communication",
     "bound_by_copies": "most of the step is copies under no other work",
+    "bound_by_host": "the GPU is idle because the host launches its work too late",
     "bound_by_idle": "most of the step the GPU is idle",
     "bound_unknown": "most of the step is CUDA graphs traced as one span, of unknown content",
 }
@@ -47,6 +53,14 @@ _ALIKE = 0.1
 """Ranks whose figures of a part differ by less than this share of the step are told as one range."""
 
 _MOST_PARTS = 2
+_MUCH = 0.15
+"""Share of a rank's step that it must be idle for its host to bound it."""
+
+_TOO_LATE = "the host launches too late"
+_PROMPT_NS = 20_000
+"""Work that starts within this of the end of its launch call waited for nothing else (some us of start-up)."""
+
+_NEVER = np.iinfo(np.int64).min
 
 
 def verdict_of(context: Context) -> Finding | None:
@@ -58,34 +72,39 @@ def verdict_of(context: Context) -> Finding | None:
             context.trace, context.timed, context.attribution, context.windows, context.selection
         ),
     }
-    return verdict(Result(context.trace, tables, warnings=context.trace.warnings), launched_late(context))
+    return verdict(Result(context.trace, tables, warnings=context.trace.warnings), launching(context))
 
 
-def verdict(result: Result, launched_late: Mapping[int, float]) -> Finding | None:
+def verdict(result: Result, hosts: Mapping[int, Launching]) -> Finding | None:
     """What bounds the step, or the capture where there are no steps; None where no rank has a window.
 
     Args:
         result: the tables ``rank``, ``overlap`` and ``collective`` of ``analyze``.
-        launched_late: of ``launched_late``.
+        hosts: of ``launching``.
     """
     found = summary(result)
     slowest = found.slowest()
     if slowest is None or not slowest["window_ns"]:
         return None
-    known = {name: slowest[name] or 0 for name in _PARTS}
-    largest = max(known, key=lambda name: known[name])
     shared = ranks_of_one_gpu(result.trace.ranks)
     late = None if shared else _late_rank(result, found)
+    row = slowest if late is None else found.rows.filter(pl.col("rank") == late[0]).to_dicts()[0]
+    known = {name: row[name] or 0 for name in _PARTS}
+    head = max(known, key=lambda name: known[name])
+    paced = head == "compute_ns" and _share(found, "idle_ns") >= _MUCH and _is_paced(found, hosts)
+    head = "idle_ns" if paced else head
     parts = sorted(
-        (name for name in known if name != largest and _share(found, name) >= _WORTH_SAYING),
+        (name for name in known if name != head and _share(found, name) >= _WORTH_SAYING),
         key=lambda name: -_share(found, name),
     )
-    sentences = [] if late is None else [_late_text(found, *late)]
-    if late is not None:
-        parts = [name for name in parts if name != "exposed_communication_ns"]
-    sentences.append(_part_text(found, largest, launched_late, head=True))
-    sentences += [_part_text(found, name, launched_late) for name in parts[:_MOST_PARTS]]
-    if late is None and "exposed_communication_ns" not in (largest, *parts[:_MOST_PARTS]):
+    if late is None:
+        sentences = [_part_text(found, head, hosts, head=True)]
+    else:
+        text, told = _late_text(found, hosts, *late)
+        sentences = [text] + ([] if told == head else [_part_text(found, head, hosts, head=True)])
+        parts = [name for name in parts if name not in ("exposed_communication_ns", told)]
+    sentences += [_part_text(found, name, hosts) for name in parts[:_MOST_PARTS]]
+    if late is None and "exposed_communication_ns" not in (head, *parts[:_MOST_PARTS]):
         sentences += _communication_beside(result, found)
     text = "".join(_cautions(shared)) + "; ".join(
         (*(part for part in sentences if part), *_left_out(result, found))
@@ -93,49 +112,75 @@ def verdict(result: Result, launched_late: Mapping[int, float]) -> Finding | Non
     rank = None if late is None else late[0]
     rows = found.rows["rank"].to_list() if rank is None else [rank]
     return Finding(
-        _PARTS[largest] if late is None else "late_rank",
+        "late_rank" if late is not None else _code(found, head, hosts),
         f"{text[0].upper()}{text[1:]}.",
         rank=rank,
-        value=round(known[largest]) if late is None else round(max(late[1].values())),
+        value=round(known[head]) if late is None else round(max(late[1].values())),
         unit="ns",
         rows=tuple({"table": "overlap", "rank": one} for one in rows),
         severity=200,
     )
 
 
-def launched_late(context: Context) -> dict[int, float]:
-    """Which share of each rank's idle time was idle because the next work was launched only then?
+@dataclass(frozen=True)
+class Launching:
+    """How a rank's host kept up with its GPU in the steady windows.
 
-    The GPU is idle from the end of its work to the start of the next event; the part before the end of that event's
-    launch call is the host's. Ranks that were never idle, or of which no launch is known, are left out.
+    Attributes:
+        late: share of the idle time that passed before the next event's launch call had returned; None if unknown.
+        paced: share of the windows in which the next event started as soon as it was launched, so that the host
+            decided when; 0 if unknown.
+    """
+
+    late: float | None
+    paced: float
+
+
+def launching(context: Context) -> dict[int, Launching]:
+    """How each rank's host kept up with its GPU; ranks of which no launch is known are left out.
+
+    Linear in the events, without the dependency graph: what a call waited for before it launched is not known here.
     """
     trace = context.trace
+    made: dict[int, Launching] = {}
     if trace.launches is None:
-        return {}
-    shares = {}
+        return made
     for rank in trace.rank_numbers:
         windows = [one for one in context.windows.windows if one.rank == rank and not one.is_warmup]
-        if not windows:
-            continue
         first, last = trace.rows_of(rank)
+        launched = trace.launches["launch_end_ns"].slice(first, last - first)
+        if not windows or last - first < 2 or launched.null_count() == last - first:
+            continue
         events = trace.events_of(rank)
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-        launched = trace.launches["launch_end_ns"].slice(first, last - first)
-        if start.size < 2:
-            continue
-        busy_until = np.maximum.accumulate(end)[:-1]
-        gaps = np.flatnonzero(start[1:] > busy_until)
-        begin, until = busy_until[gaps], start[1:][gaps]
-        call = launched.gather(gaps + 1)
-        told = call.is_not_null().to_numpy()
-        late_until = np.minimum(until, np.maximum(begin, call.fill_null(0).to_numpy()))
         at = np.array([one.start for one in windows]), np.array([one.end for one in windows])
-        idle = Intervals.union_of(begin, until, is_sorted=True).length_within(*at).sum()
-        known = Intervals.union_of(begin[told], until[told], is_sorted=True).length_within(*at).sum()
-        if idle and 2 * known > idle:
-            late = Intervals.union_of(begin[told], late_until[told], is_sorted=True).length_within(*at).sum()
-            shares[rank] = float(late / known)
-    return shares
+        call = launched.fill_null(_NEVER).to_numpy()
+        work = (call != _NEVER) & ~trace.is_class(rank, ["communication"])
+        made[rank] = Launching(_late(start, end, call, at), _paced(start[work], call[work], at))
+    return made
+
+
+def _late(start: Times, end: Times, call: Times, at: tuple[Times, Times]) -> float | None:
+    """Share of the idle time within ``at`` that passed before the launch call of the next event had returned."""
+    busy_until = np.maximum.accumulate(end)[:-1]
+    gaps = np.flatnonzero(start[1:] > busy_until)
+    begin, until, call = busy_until[gaps], start[1:][gaps], call[1:][gaps]
+    known = call != _NEVER
+    idle = _length(begin, until, at)
+    told = _length(begin[known], until[known], at)
+    if not idle or 2 * told < idle:
+        return None
+    return _length(begin[known], np.clip(call, begin, until)[known], at) / told
+
+
+def _paced(start: Times, call: Times, at: tuple[Times, Times]) -> float:
+    """Share of ``at`` that lies between two starts of which the later one came as soon as it was launched."""
+    prompt = np.flatnonzero(start[1:] - call[1:] < _PROMPT_NS)
+    return _length(start[:-1][prompt], start[1:][prompt], at) / max(int((at[1] - at[0]).sum()), 1)
+
+
+def _length(begin: Times, until: Times, at: tuple[Times, Times]) -> int:
+    return int(Intervals.union_of(begin, until, is_sorted=True).length_within(*at).sum())
 
 
 def _share(found: Summary, name: str) -> float:
@@ -145,8 +190,13 @@ def _share(found: Summary, name: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _part_text(found: Summary, name: str, late_launches: Mapping[int, float], *, head: bool = False) -> str:
-    """What a part of the step amounts to; the first one says of how much."""
+def _code(found: Summary, head: str, hosts: Mapping[int, Launching]) -> str:
+    by_host = head == "idle_ns" and _why_idle(found, hosts) == _TOO_LATE
+    return "bound_by_host" if by_host else _PARTS[head]
+
+
+def _part_text(found: Summary, name: str, hosts: Mapping[int, Launching], *, head: bool = False) -> str:
+    """What a part of the step amounts to, and whose or why; the first one says of how much."""
     gpus = "GPU idle" if found.rows.height == 1 else "GPUs idle"
     spin = _ratio(found, "spin_ns", "compute_ns") >= _NEARLY_ALL
     subject, verb = {
@@ -156,43 +206,58 @@ def _part_text(found: Summary, name: str, late_launches: Mapping[int, float], *,
         "exposed_memory_ns": ("copies alone", " take"),
         "graph_ns": ("CUDA graphs", " fill"),
     }[name]
-    reason = ""
+    amount, most = _amount(found, name)
+    reasons = [most] if most else []
+    after = ""
     if name == "idle_ns":
-        reason = _why_idle(found, late_launches)
-        reason = (
-            f"{':' if head else ' ('}{' ' if head else ''}{reason}{'' if head else ')'}" if reason else ""
-        )
+        why = _why_idle(found, hosts)
+        if head and why:
+            after = f": {why}"
+        elif why:
+            reasons.append(why)
     elif name == "exposed_communication_ns":
-        reason = _how_much_waiting(found)
+        after = _how_much_waiting(found)
     elif name == "graph_ns" and head:
-        reason = ", what they hold is unknown (capture with --cuda-graph-trace=node)"
+        after = ", what they hold is unknown (capture with --cuda-graph-trace=node)"
+    aside = f" ({'; '.join(reasons)})" if reasons else ""
     if not head:
-        return f"{subject} {_amount(found, name)} ms{reason}"
-    of = found.range(found.rows["window_ns"].to_list())
-    span = found.span if found.of_steps else " of the capture"
-    return f"{subject}{verb} {_amount(found, name)} of {of} ms{span}{reason}"
+        return f"{subject} {amount} ms{aside}{after}"
+    return f"{subject}{verb} {amount} of {_step(found)}{aside}{after}"
 
 
-def _amount(found: Summary, name: str) -> str:
-    """The figures of a part over the ranks: one range where they are alike, else the largest and whose it is."""
+def _step(found: Summary, ranks: Sequence[int] | None = None) -> str:
+    """The step of these ranks (all by default), with its unit."""
+    rows = found.rows if ranks is None else found.rows.filter(pl.col("rank").is_in(ranks))
+    return (
+        f"{found.range(rows['window_ns'].to_list())} ms{found.span if found.of_steps else ' of the capture'}"
+    )
+
+
+def _amount(found: Summary, name: str) -> tuple[str, str]:
+    """The figures of a part over the ranks, and where they are not alike whose is the largest."""
     rows = found.rows.filter(pl.col(name).is_not_null())
     values = rows[name].to_list()
     if not values:
-        return "?"
+        return "?", ""
     if max(values) - min(values) <= _ALIKE * max(rows["window_ns"].to_list()):
-        return found.range(values)
-    most = rows.sort(name, "rank").tail(1)["rank"][0]
-    return f"{found.range(values)} (most on rank {most})"
+        return found.range(values), ""
+    return found.range(values), f"most on rank {rows.sort(name, 'rank').tail(1)['rank'][0]}"
 
 
-def _why_idle(found: Summary, late_launches: Mapping[int, float]) -> str:
+def _why_idle(found: Summary, hosts: Mapping[int, Launching]) -> str:
     idle = found.rows.filter(pl.col("idle_ns") > 0)
-    told = [late_launches[rank] for rank in idle["rank"].to_list() if rank in late_launches]
-    if not told or _share(found, "idle_ns") < _WORTH_SAYING:
+    told = [hosts[rank].late for rank in idle["rank"].to_list() if rank in hosts]
+    shares = [late for late in told if late is not None]
+    if not shares or _share(found, "idle_ns") < _WORTH_SAYING:
         return ""
-    if min(told) >= _MOSTLY:
-        return "the host launches too late"
-    return "not for want of launches" if max(told) < _HALF else ""
+    if min(shares) >= _MOSTLY:
+        return _TOO_LATE
+    return "not for want of launches" if max(shares) < _HALF else ""
+
+
+def _is_paced(found: Summary, hosts: Mapping[int, Launching]) -> bool:
+    """Does the host of every rank decide for half of the step when the next kernel starts?"""
+    return all(rank in hosts and hosts[rank].paced >= _HALF for rank in found.rows["rank"].to_list())
 
 
 def _ratio(found: Summary, part: str, whole: str) -> float:
@@ -275,16 +340,21 @@ def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] |
     (late,) = causes
     if waits.get(late, 0) > 0.5 * max(heavy.values()):
         return None
-    return late, heavy
+    return (late, heavy) if late in window else None
 
 
-def _late_text(found: Summary, late: int, waits: Mapping[int, float]) -> str:
+def _late_text(
+    found: Summary, hosts: Mapping[int, Launching], late: int, waits: Mapping[int, float]
+) -> tuple[str, str | None]:
+    """Who waits for the late rank how long, and what that rank has more of: as text, and as the part's column."""
     rows = {row["rank"]: row for row in found.rows.to_dicts()}
     others = [rank for rank in rows if rank != late]
     who = "the others wait" if sorted(waits) == others and len(others) > 1 else _waiting(sorted(waits))
+    why, part = _what_takes_longer(found, hosts, rows, late)
     return (
-        f"rank {late} is late: {who} {found.range(waits.values())} ms{found.span} for it (exposed)"
-        + _what_takes_longer(found, rows, late)
+        f"rank {late} is late: {who} {found.range(waits.values())} of {_step(found, list(waits))} for it "
+        f"(exposed){why}",
+        part,
     )
 
 
@@ -292,17 +362,20 @@ def _waiting(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
-def _what_takes_longer(found: Summary, rows: Mapping[int, Mapping[str, Any]], late: int) -> str:
+def _what_takes_longer(
+    found: Summary, hosts: Mapping[int, Launching], rows: Mapping[int, Mapping[str, Any]], late: int
+) -> tuple[str, str | None]:
     """Computation or idle time that the late rank has more of than any other, where that is much of the wait."""
-    if late not in rows:
-        return ""
     wait = max(row["exposed_wait_ns"] or 0 for row in rows.values())
     for name, verb in (("compute_ns", "computes"), ("idle_ns", "idles")):
         others = [row[name] for rank, row in rows.items() if rank != late]
         if others and rows[late][name] - max(others) >= _HALF * wait:
             whose = "the others" if len(others) > 1 else f"rank {next(rank for rank in rows if rank != late)}"
-            return f", as it {verb} {found.text(rows[late][name])}, {whose} {found.range(others)}"
-    return ""
+            host = hosts.get(late)
+            by_host = name == "idle_ns" and host is not None and (host.late or 0) >= _MOSTLY
+            why = ", as its host launches too late" if by_host else ""
+            return f"; it {verb} {found.text(rows[late][name])} ms, {whose} {found.range(others)}{why}", name
+    return "", None
 
 
 def _cautions(shared: Sequence[Sequence[int]]) -> Iterator[str]:
