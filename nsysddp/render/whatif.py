@@ -25,7 +25,7 @@ _TITLES = {
 }
 
 _NOTHING = 5e-4
-"""A change that is shown as none has no sign."""
+"""A change of less than this ratio is shown as none."""
 
 
 def print_whatif(result: Result, out: Console | None = None) -> None:
@@ -106,5 +106,4 @@ def _change(row: dict[str, Any]) -> str:
     """The change; what rounds to nothing has no sign."""
     if row["scenario"] == "unchanged":
         return ""
-    text = f"{row['change_ratio']:+.1%}"
-    return "none" if text in ("+0.0%", "-0.0%") else text
+    return "none" if abs(row["change_ratio"]) < _NOTHING else f"{row['change_ratio']:+.1%}"
