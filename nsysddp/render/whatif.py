@@ -32,7 +32,7 @@ def print_whatif(result: Result, out: Console | None = None) -> None:
     """Print the predictions."""
     screen = out or console()
     replayed = result["whatif_replay"].height
-    screen.print(screen_title(result, counted(replayed, "replayed step")))
+    screen.print(screen_title(result, counted(replayed, "step")))
     codes = ("whatif_replay", "bucket_caps")
     for number, finding in enumerate(one for one in result.findings if one.code in codes):
         screen.print(indented(finding.message, "" if number else "bold"))
