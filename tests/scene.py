@@ -274,7 +274,7 @@ class Scene:
             ),
             ranges=schema.RANGES.frame(self.ranges),
             operations=schema.OPERATIONS.empty(),
-            collectives=schema.COLLECTIVES.frame(collectives),
+            collectives=schema.COLLECTIVES.frame(collectives).sort("event"),
             inputs=(),
             process_of_rank={r: self._process(r) for r in ranks},
             launches=schema.LAUNCHES.frame(launches),

@@ -111,7 +111,7 @@ def test_it_holds_what_a_reviewer_needs(made: Path) -> None:
         "## Limits",
     ):
         assert part in page
-    assert "\n**Overlap on every rank: 0.34 to 0.35 ms of transfer" in page
+    assert "\n**Rank 0 is late: rank 1 waits 3.02 of 65.98 ms a step for it" in page
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page):
         assert picture in members
     overlap = pl.read_parquet(io.BytesIO(members["tables/overlap.parquet"]))
@@ -390,7 +390,7 @@ def test_a_consistent_forgery_fails_against_the_reports(made: Path, plain: Path,
 
 EDITS = [
     ("evidence.md", b"0.34 to 0.35 ms", b"3.40 to 3.50 ms", "evidence.md, line"),
-    ("report.html", b"Overlap on every rank: 0.34", b"Overlap on every rank: 3.40", "report.html, line"),
+    ("report.html", b"rank 1 waits 3.02", b"rank 1 waits 0.32", "report.html, line"),
     ("figures/timeline.svg", b"rank 0", b"rank 9", "figures/timeline.svg, line"),
     ("figures/comparison.png", b"IDAT", b"IDAU", "figures/comparison.png: differs"),
     ("tables/account.csv", b"window", b"windoe", "tables/account.csv, line"),
@@ -520,7 +520,7 @@ def test_repeats_of_captures_on_both_sides(tmp_path: Path, tool: Tool) -> None:
     page = members["evidence.md"].decode()
     verdict = page.partition("## Claims")[0]
     parts = (
-        "**Overlap on every rank",
+        "**Computation fills ",
         "new-1, new-2 say the same",
         "The new side is faster",
         "**Not known:**",

@@ -26,7 +26,8 @@ from nsysddp.model import schema
 from nsysddp.model.errors import UsageError
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.trace import Trace
-from nsysddp.questions import Context, Selection, context_of
+from nsysddp.questions import Context, context_of
+from nsysddp.questions.steps import Selection
 from nsysddp.render import lanes
 from nsysddp.render.detail import (
     CHARACTER_IN,
@@ -106,7 +107,7 @@ def events(*rows: tuple[int, str, int, int], **changes: Any) -> Trace:
         ),
         processes=schema.PROCESSES.frame([{"process": r, "report": 0, "pid": r} for r in numbers]),
         events=made,
-        names=schema.NAMES.frame([{"text": kind, "class": kind} for kind in kinds]),
+        names=schema.NAMES.frame([{"text": kind, "class": kind, "group": "kernel"} for kind in kinds]),
         ranges=schema.RANGES.empty(),
         operations=schema.OPERATIONS.empty(),
         collectives=schema.COLLECTIVES.frame(
@@ -299,7 +300,7 @@ def test_more_ranks_than_a_page_holds_are_thinned_and_that_is_said() -> None:
 def test_ranks_are_chosen_and_unknown_ones_refused() -> None:
     made = scene_of(context(two_ranks()), PLOT_IN, [1])
     assert [row.rank for row in made.rows] == [1]
-    assert made.subtitle.startswith("rank 1 of 2")
+    assert "rank 1 of 2" in made.subtitle
     with pytest.raises(UsageError, match=r"there is no rank 7; choose from 0-1"):
         scene_of(context(two_ranks()), PLOT_IN, [0, 7])
 
@@ -579,7 +580,7 @@ def test_text_stays_text_in_vector_pictures(report: Path, tmp_path: Path) -> Non
     figure = draw_timeline(context(load(report)))
     save(figure, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    assert ">a_$b$.sqlite</text>" in text
+    assert ">a_$b$.sqlite  ·  2 ranks" in text
     assert "<dc:date>" not in text
     save(figure, tmp_path / "a.pdf")
     assert b"/FontFile2" in (tmp_path / "a.pdf").read_bytes()

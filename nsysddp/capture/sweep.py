@@ -30,6 +30,7 @@ from nsysddp.capture.run import Captured, Plan, plan_preset
 from nsysddp.capture.tool import Nsys
 from nsysddp.ingest.measured import Steps, job_steps
 from nsysddp.model.errors import AnalysisError
+from nsysddp.model.names import counted
 from nsysddp.questions.statistics import CONFIDENCE as LEVEL
 from nsysddp.questions.statistics import MIN_RUNS as MIN_ROUNDS
 from nsysddp.questions.statistics import student_quantile
@@ -178,7 +179,7 @@ class Sweep:
         best = next(verdict for verdict in self.verdicts if verdict.is_best)
         if best.is_tied is None:
             return (
-                f"smallest median at {best.cap_mib:g} MiB; {self.rounds} run(s) a cap cannot tell caps apart, "
+                f"smallest median at {best.cap_mib:g} MiB; {counted(self.rounds, 'run')} a cap cannot tell caps apart, "
                 f"use --repeat {MIN_ROUNDS} or more"
             )
         tied = [f"{v.cap_mib:g}" for v in self.verdicts if v.is_tied and not v.is_best]

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 _SCREENS = {
     "analysis": "nsysddp.render.text:print_result",
+    "buckets": "nsysddp.render.per_step:print_buckets",
+    "contention": "nsysddp.render.per_step:print_contention",
     "critical_path": "nsysddp.render.critical_path:print_critical_path",
     "diagnosis": "nsysddp.render.diagnosis:print_diagnosis",
+    "idle": "nsysddp.render.per_step:print_idle",
     "whatif": "nsysddp.render.whatif:print_whatif",
 }
 """Questions with a screen of their own; the others show their findings and one table."""

@@ -26,7 +26,7 @@ def command(bundle: Path, reports: tuple[Path, ...], signer: Path | None, form: 
     that a person reads could not be checked here, and names that.
     """
     from nsysddp.evidence.verify import verify
-    from nsysddp.model.names import visible
+    from nsysddp.model.names import counted, visible
 
     found = verify(bundle, reports, signer=signer)
     code = 0 if found.verified else _NOT_VERIFIED if found.holds else 1
@@ -42,7 +42,7 @@ def command(bundle: Path, reports: tuple[Path, ...], signer: Path | None, form: 
     done = f"{found.members} members hashed"
     if found.runs:
         what = "redacted exports" if found.from_exports else "reports"
-        done += f", {found.values:,} values of {found.runs} run(s) computed anew from the {what}"
+        done += f", {found.values:,} values of {counted(found.runs, 'run')} computed anew from the {what}"
     word = "holds" if found.verified else "NOT VERIFIED" if found.holds else "DOES NOT HOLD"
     click.echo(f"{word}: {done}")
     return code

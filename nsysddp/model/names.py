@@ -25,13 +25,37 @@ def natural(text: str) -> tuple[object, ...]:
     return (*(part for pair in zip(parts[::2], [*numbers, ()], strict=True) for part in pair), text)
 
 
+def counted(number: int, what: str) -> str:
+    """``1 rank``, ``2 ranks``, ``1,000 ranks``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0 and 3``, ``ranks 0, 3, 4 and 5``; of many the first few and how many more."""
+    """``rank 3``, ``ranks 0 and 3``, ``ranks 0 to 3 and 5``; of many pieces the first few and how many ranks more."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in (ranks if len(ranks) <= _MOST_RANKS else ranks[: _MOST_RANKS - 1])]
-    last = shown.pop() if len(ranks) <= _MOST_RANKS else f"{len(ranks) - len(shown)} more"
-    return f"ranks {', '.join(shown)} and {last}"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    pieces = [piece for run in runs for piece in _pieces(run)]
+    if len(pieces) <= _MOST_PIECES:
+        shown = [text for text, _ in pieces]
+    else:
+        shown = [text for text, _ in pieces[: _MOST_PIECES - 1]]
+        shown.append(f"{sum(count for _, count in pieces[_MOST_PIECES - 1 :])} more")
+    return f"ranks {' and '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}"
 
 
-_MOST_RANKS = 8
+def _pieces(run: list[int]) -> list[tuple[str, int]]:
+    """Neighbouring ranks as text, each with how many ranks it stands for."""
+    if len(run) < _RUN:
+        return [(str(rank), 1) for rank in run]
+    return [(f"{run[0]} to {run[-1]}", len(run))]
+
+
+_MOST_PIECES = 6
+_RUN = 3
+"""Neighbours from which on they are written as one range."""

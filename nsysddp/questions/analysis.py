@@ -127,7 +127,7 @@ def answer(context: Context) -> Result:
         )
     assumptions = (*context.trace.assumptions, *context.windows.assumptions, *_ASSUMPTIONS)
     result = Result(context.trace, tables, (), assumptions, tuple(warnings))
-    return replace(result, findings=find(result, context.attribution))
+    return replace(result, findings=find(result, context))
 
 
 _ASSUMPTIONS = (

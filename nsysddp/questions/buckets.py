@@ -577,30 +577,31 @@ def _warnings(frame: pl.DataFrame) -> tuple[Warning, ...]:
 
 
 def _findings(frame: pl.DataFrame) -> tuple[Finding, ...]:
-    """Buckets of each rank per steady step: how many, and the transfer that the last one leaves exposed."""
+    """Buckets of each rank a steady step: how many, and the transfer that the last one leaves exposed; medians."""
     chosen = steady(frame.filter(pl.col("role") == GRADIENTS, pl.col("step_index").is_not_null()))
     made = []
     facts = (
-        chosen.group_by("rank")
+        chosen.group_by("rank", "step_index")
         .agg(
-            steps=pl.col("step_index").n_unique(),
             buckets=pl.len(),
             exposed=pl.col("exposed_ns").sum(),
             last=pl.col("exposed_ns").filter(pl.col("is_last")).sum(),
         )
+        .group_by("rank")
+        .agg(pl.col("buckets", "exposed", "last").median())
         .sort("rank")
     )
-    for rank, steps, count, exposed, last in facts.iter_rows():
+    for rank, count, exposed, last in facts.iter_rows():
         made.append(
             Finding(
                 code="buckets",
-                message=f"rank {rank}: {count / steps:g} buckets a step leave {ms(exposed / steps):.3f} ms exposed, "
-                f"the last one {ms(last / steps):.3f} ms of it",
+                message=f"rank {rank}: {count:g} bucket{'' if count == 1 else 's'} a step, {ms(exposed):.3f} ms "
+                f"exposed, {ms(last):.3f} ms of it by the last one",
                 rank=rank,
-                value=exposed / steps,
+                value=exposed,
                 unit="ns",
                 rows=({"table": "bucket", "rank": rank},),
-                severity=exposed / steps,
+                severity=exposed,
             )
         )
     return tuple(made)

@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
-from nsysddp.model.names import ranks_text
+from nsysddp.model.names import counted, ranks_text
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.questions.statistics import MIN_RUNS, Difference, Floats, difference
 from nsysddp.questions.steps import steady
@@ -137,7 +137,7 @@ MATRIX = Table(
         Column(
             "is_slowest",
             FLAG,
-            "no rank of this side has a larger P95 (largest value where P95 is null), and some a smaller",
+            "no rank of this side has a larger median, and some a smaller",
         ),
     ),
 )
@@ -606,7 +606,7 @@ def _warnings(base: Sequence[Run], new: Sequence[Run], differing: pl.DataFrame) 
     said = []
     if min(len(base), len(new)) < MIN_RUNS:
         said.append(
-            f"{len(base)} and {len(new)} run(s): at least {MIN_RUNS} a side are needed to say anything about "
+            f"{len(base)} and {counted(len(new), 'run')}: at least {MIN_RUNS} a side are needed to say anything about "
             "further runs; intervals hold for these very runs only"
         )
     bare = [run.name for run in (*base, *new) if not run.recorded]
@@ -692,7 +692,7 @@ def verdict(metric: Metric, found: Difference) -> str:
 
 
 def _why_undecided(found: Difference) -> str:
-    counts = f"{found.base_runs} and {found.new_runs} run(s), {MIN_RUNS} a side are needed"
+    counts = f"{found.base_runs} and {counted(found.new_runs, 'run')}, {MIN_RUNS} a side are needed"
     return (
         counts
         if found.scope == "these_runs"
@@ -797,9 +797,9 @@ def _matrix(base: Sequence[Run], new: Sequence[Run]) -> pl.DataFrame:
                         "largest": float(steps.max()),
                     }
                 )
-            worst = [float(row["largest"] if row["p95"] is None else row["p95"]) for row in of_metric]
-            for row, value in zip(of_metric, worst, strict=True):
-                row["is_slowest"] = value == max(worst) and (value > min(worst) or len(worst) == 1)
+            medians = [row["median"] for row in of_metric]
+            for row, value in zip(of_metric, medians, strict=True):
+                row["is_slowest"] = value == max(medians) and (value > min(medians) or len(medians) == 1)
             rows += of_metric
     return MATRIX.frame(rows)
 

@@ -544,22 +544,22 @@ def _warnings(trace: Trace, frames: dict[str, pl.DataFrame]) -> tuple[Warning, .
 
 
 def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
-    """What contention cost each rank per steady window, and what overlap gained after it.
-
-    A mean over the windows in which that is known; if it is not in all that have overlap, the text says in how many.
-    """
-    overlapping = steady(frames["contention_step"].filter(pl.col("hidden_communication_ns") > 0))
-    is_known = pl.col("net_overlap_gain_ns").is_not_null()
-    columns = ["contention_ns", "contention_low_ns", "contention_high_ns", "hidden_transfer_ns"]
-    means = (
-        overlapping.group_by("rank")
-        .agg(pl.col(columns).filter(is_known).mean(), known=is_known.sum(), windows=pl.len())
-        .filter(pl.col("known") > 0)
-        .sort("rank")
-    )
+    """What contention cost each rank a steady step, and what overlap gained after it; medians of the steps known."""
+    steps = frames["contention_step"]
+    hides = steady(steps.filter(pl.col("hidden_communication_ns") > 0))
+    known = hides.filter(pl.col("net_overlap_gain_ns").is_not_null())
+    columns = [
+        "contention_ns",
+        "contention_low_ns",
+        "contention_high_ns",
+        "hidden_transfer_ns",
+        "net_overlap_gain_ns",
+    ]
+    every = dict(hides.group_by("rank").len().iter_rows())
+    typical = known.group_by("rank").agg(pl.col(columns).median(), pl.len().alias("steps")).sort("rank")
+    span = " a step" if steps["step_index"].null_count() < steps.height else ""
     made = []
-    for rank, cost, low, high, saved, known, windows in means.iter_rows():
-        some = f" (in {known} of {windows} windows; of the others it is unknown)" if known < windows else ""
+    for rank, cost, low, high, saved, net, count in typical.iter_rows():
         verdict = (
             "overlap gains"
             if saved > high
@@ -567,14 +567,15 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
             if saved < low
             else "undecided"
         )
+        part = "" if count == every[rank] else f", known in {count} of {every[rank]} steps"
         made.append(
             Finding(
                 code="net_overlap_gain",
-                message=f"rank {rank}: overlap hides {ms(saved):.3f} ms of transfer a window and slows the kernels "
+                message=f"rank {rank}: overlap hides {ms(saved):.3f} ms of transfer{span} and slows the kernels "
                 f"under it by {ms(cost):.3f} ms ({ms(low):.3f} to {ms(high):.3f}): "
-                f"net {ms(saved - cost):.3f} ms, {verdict}{some}",
+                f"net {ms(net):.3f} ms, {verdict}{part}",
                 rank=rank,
-                value=saved - cost,
+                value=net,
                 unit="ns",
                 rows=({"table": "contention_step", "rank": rank},),
                 severity=abs(cost),

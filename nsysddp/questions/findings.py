@@ -9,17 +9,21 @@ import polars as pl
 from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding
 from nsysddp.model.units import ms
+from nsysddp.questions import verdict
 from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.steps import steady
+from nsysddp.questions.summary import Summary, summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.context import Context
     from nsysddp.questions.steps import Attribution
 
 CODES: dict[str, str] = {
+    **verdict.CODES,
     "overlap_on_every_rank": "every rank hides some transfer under computation",
     "overlap_on_some_ranks": "some ranks hide transfer; others hide none, or nothing is known of them",
     "no_overlap": "no rank of which it is known hides any communication",
@@ -40,15 +44,21 @@ CODES: dict[str, str] = {
 
 _CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
 _MOSTLY = 0.5
+_NEAR = 0.9
+"""Lengths of ranks that share a sentence are not further apart than this ratio."""
 
 
-def find(result: Result, attribution: Attribution) -> tuple[Finding, ...]:
-    """All findings, most important first; ties keep a fixed order."""
+def find(result: Result, context: Context) -> tuple[Finding, ...]:
+    """All findings, most important first (what bounds the step is the first); ties keep a fixed order."""
+    figures = summary(result)
+    bound = verdict.verdict(result, verdict.launching(context))
+    attribution = context.attribution
     made = [
         *_warned(result),
-        *_overlap(result),
-        *_waiting(result),
-        *_no_communication(result),
+        *([bound] if bound else []),
+        *_overlap(result, figures),
+        *_waiting(result, figures),
+        *_no_communication(result, figures),
         *_same_stream(result.trace, attribution),
         *_graphs(result),
         *_incomplete(result),
@@ -76,55 +86,28 @@ def _warned(result: Result) -> Iterator[Finding]:
             )
 
 
-def _totals(result: Result) -> list[dict[str, Any]]:
-    """Sums of the steady windows of each rank that has any; null where a part is unknown."""
-    columns = [
-        "communication_ns",
-        "hidden_communication_ns",
-        "exposed_communication_ns",
-        "hidden_transfer_ns",
-        "hidden_wait_ns",
-        "hidden_unsplit_ns",
-        "exposed_transfer_ns",
-        "exposed_wait_ns",
-    ]
-    return (
-        steady(result["overlap"])
-        .group_by("rank", maintain_order=True)
-        .agg(
-            *(
-                pl.when(pl.col(name).is_null().any()).then(None).otherwise(pl.col(name).sum()).alias(name)
-                for name in columns
-            ),
-        )
-        .sort("rank")
-        .to_dicts()
-    )
-
-
 def _row(rank: int | None = None, table: str = "overlap", **keys: Any) -> dict[str, Any]:
     return {"table": table, **({"rank": rank} if rank is not None else {}), **keys}
 
 
-def _overlap(result: Result) -> Iterator[Finding]:
-    totals = _totals(result)
+def _overlap(result: Result, figures: Summary) -> Iterator[Finding]:
+    totals = figures.rows.to_dicts()
     known = [row for row in totals if row["communication_ns"] and row["hidden_communication_ns"] is not None]
     if not known:
         return
     rows = tuple(_row(row["rank"]) for row in known)
-    span = _span(result)
+    span = figures.span
     rest = _rest(result, totals, known)
     who, whom = (ranks_text([row["rank"] for row in known]),) * 2
     if not rest:
         who, whom = ("every rank", "any rank") if len(known) > 1 else ("the only rank",) * 2
     if all(row["hidden_communication_ns"] == 0 for row in known):
-        exposed = max(row["exposed_communication_ns"] for row in known)
-        single = _single_bucket(result)
+        exposed = [row["exposed_communication_ns"] for row in known]
+        single = _one_reduction_of_gradients(result)
         because = " (one collective a step: it cannot start before the last gradient)" if single else ""
         yield Finding(
             "no_overlap",
-            f"No overlap on {whom}: all communication is exposed, up to {ms(exposed):.2f} ms on one rank"
-            f"{span}{because}{rest}.",
+            f"No overlap on {whom}: all communication is exposed, {figures.range(exposed)} ms{span}{because}{rest}.",
             value=0,
             unit="ns",
             rows=rows,
@@ -135,9 +118,10 @@ def _overlap(result: Result) -> Iterator[Finding]:
         low = min(row["hidden_communication_ns"] for row in known)
         yield Finding(
             "overlap_unsplit",
-            f"Communication runs beside computation for at least {ms(low):.2f} ms on {who}{span}, but how much of that "
-            f"is waiting cannot be told: the counterpart of its collectives was not captured or not matched{rest}.",
-            value=low,
+            f"Communication runs beside computation for at least {figures.text(low)} ms{span} on {who}, but how much "
+            f"of that is waiting cannot be told: the counterpart of its collectives was not captured or not "
+            f"matched{rest}.",
+            value=round(low),
             unit="ns",
             rows=rows,
             severity=90,
@@ -151,20 +135,20 @@ def _overlap(result: Result) -> Iterator[Finding]:
     if not without:
         yield Finding(
             "overlap_on_some_ranks" if rest else "overlap_on_every_rank",
-            f"Overlap on {who}: {_between(known)} under computation{span}{rest}.",
-            value=len(with_transfer) if rest else low,
+            f"Overlap on {who}: {_between(known, figures)}{rest}.",
+            value=len(with_transfer) if rest else round(low),
             unit="count" if rest else "ns",
             rows=rows,
             severity=100,
         )
     elif with_transfer:
-        some = ranks_text(with_transfer)
+        hiding = ranks_text(with_transfer)
         verbs = ["hides" if len(ranks) == 1 else "hide" for ranks in (with_transfer, without)]
         yield Finding(
             "overlap_on_some_ranks",
-            f"{some[0].upper() + some[1:] if rest else f'Only {some}'} {verbs[0]} transfer under computation "
-            f"(up to {ms(high):.2f} ms{span}); {f'{ranks_text(without)} {verbs[1]}' if rest else 'the others hide'} "
-            f"none{rest}.",
+            f"{hiding[0].upper() + hiding[1:] if rest else f'Only {hiding}'} {verbs[0]} transfer under computation "
+            f"(up to {figures.text(high)} ms{span}); "
+            f"{f'{ranks_text(without)} {verbs[1]}' if rest else 'the others hide'} none{rest}.",
             value=len(with_transfer),
             unit="count",
             rows=rows,
@@ -175,7 +159,7 @@ def _overlap(result: Result) -> Iterator[Finding]:
         yield Finding(
             "no_overlap",
             f"No transfer is hidden on {whom}: the bars that lie side by side are waiting "
-            f"(up to {ms(wait):.2f} ms{span}){rest}.",
+            f"(up to {figures.text(wait)} ms{span}){rest}.",
             value=0,
             unit="ns",
             rows=rows,
@@ -188,11 +172,15 @@ def _rest(result: Result, totals: Sequence[Mapping[str, Any]], known: Sequence[M
     silent = _silent(result, totals)
     ranks = result.trace.rank_numbers
     unknown = [rank for rank in ranks if rank not in {*silent, *(row["rank"] for row in known)}]
-    missing = _missing(result)
+    missing = verdict.missing_ranks(result)
     return (
         (f"; {ranks_text(silent)} ran no communication" if silent else "")
         + (f"; nothing is known of {ranks_text(unknown)}" if unknown else "")
-        + (f"; {missing} of the job's {missing + len(ranks)} ranks were not captured" if missing else "")
+        + (
+            f"; {missing} of the job's {missing + len(ranks)} ranks {verdict.was(missing)} not captured"
+            if missing
+            else ""
+        )
     )
 
 
@@ -211,30 +199,27 @@ def _silent(result: Result, totals: Sequence[Mapping[str, Any]]) -> list[int]:
     ]
 
 
-def _missing(result: Result) -> int:
-    """How many ranks of the job are not in the trace, as far as the ranks tell the size of their job."""
-    worlds = result["rank"]["world_size"].drop_nulls().to_list()
-    silent = sum(one.count for one in result.warnings if one.code == "process_without_gpu_events")
-    return max(max(worlds, default=0) - len(result.trace.rank_numbers), silent)
-
-
-def _span(result: Result) -> str:
-    """Over which time a sum goes, where it is more than one window of a rank."""
-    windows = int(steady(result["overlap"]).group_by("rank").len()["len"].max() or 0)  # type: ignore[arg-type]
-    return f" over {windows} steps" if windows > 1 else ""
-
-
-def _between(totals: Sequence[Mapping[str, Any]]) -> str:
+def _between(totals: Sequence[Mapping[str, Any]], figures: Summary) -> str:
     """How much transfer the ranks hide, and which share of their transfer that is."""
-    hidden = [row["hidden_transfer_ns"] for row in totals]
     shares = [
-        100 * row["hidden_transfer_ns"] / (row["hidden_transfer_ns"] + row["exposed_transfer_ns"])
+        100 * row["hidden_transfer_ns"] / (row["hidden_transfer_ns"] + (row["exposed_transfer_ns"] or 0))
         for row in totals
     ]
     whose = "its" if len(totals) == 1 else "a rank's"
-    length = _range_of(f"{ms(time):.2f}" for time in (min(hidden), max(hidden)))
+    length = figures.range(row["hidden_transfer_ns"] for row in totals)
     share = _range_of(f"{part:.0f}" for part in (min(shares), max(shares)))
-    return f"{length} ms of transfer ({share} % of {whose} transfer) are hidden"
+    part = "" if figures.statistic != "median" or _split_everywhere(figures) else _in_how_many(figures)
+    return f"{length} ms of transfer{figures.span} ({share} % of {whose} transfer{part}) are hidden under computation"
+
+
+def _split_everywhere(figures: Summary) -> bool:
+    return bool((figures.rows["split_windows"] == figures.rows["windows"]).all())
+
+
+def _in_how_many(figures: Summary) -> str:
+    """In how many of the steps wait and transfer are known, where that is not all."""
+    row = figures.rows.sort("split_windows").head(1).to_dicts()[0]
+    return f", known in {row['split_windows']} of {row['windows']} steps"
 
 
 def _range_of(edges: Iterable[str]) -> str:
@@ -242,48 +227,81 @@ def _range_of(edges: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys(edges))
 
 
-def _single_bucket(result: Result) -> bool:
-    """Does every rank run one collective a step in backward?"""
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def _one_reduction_of_gradients(result: Result) -> bool:
+    """Does every rank run one collective a step, a reduction that starts after its backward did?"""
     frame = steady(result["overlap"])
-    return bool(
-        frame.height and (frame["collectives"] == 1).all() and frame["step_index"].is_not_null().all()
+    if not (frame.height and (frame["collectives"] == 1).all() and frame["step_index"].is_not_null().all()):
+        return False
+    backward = (
+        result["phase"]
+        .filter(pl.col("phase") == "backward")
+        .group_by("rank", "step")
+        .agg(pl.col("gpu_start_ns").min())
     )
+    found = (
+        frame.select("rank", "step")
+        .join(result["collective"], on=["rank", "step"], how="left")
+        .join(backward, on=["rank", "step"], how="left")
+    )
+    sums = found["kind"].is_in(_REDUCTIONS) & (found["start_ns"] >= found["gpu_start_ns"])
+    return bool(sums.fill_null(value=False).all())
 
 
-def _waiting(result: Result) -> Iterator[Finding]:
+def _waiting(result: Result, figures: Summary) -> Iterator[Finding]:
+    """Equal sentences about several ranks are one: those that wait for the same."""
     imposed = (
         result["straggler"]
         .group_by("rank")
         .agg(pl.col("imposed_wait_ns").sum())
-        .sort("imposed_wait_ns", "rank")
+        .filter(pl.col("imposed_wait_ns") > 0)
+        .sort("imposed_wait_ns", "rank", descending=True)["rank"]
+        .to_list()
     )
-    span = _span(result)
-    for row in _totals(result):
-        for where in ("hidden", "exposed"):
-            total, wait = row[f"{where}_communication_ns"], row[f"{where}_wait_ns"]
-            if not total or wait is None or wait <= _MOSTLY * total:
-                continue
-            others = imposed.filter((pl.col("rank") != row["rank"]) & (pl.col("imposed_wait_ns") > 0))
-            whom = f"rank {others['rank'][-1]}" if others.height else "other ranks"
-            kind = "overlap" if where == "hidden" else "exposed communication"
-            yield Finding(
-                "overlap_is_waiting" if where == "hidden" else "exposed_is_waiting",
-                f"Most {kind} of rank {row['rank']} is waiting for {whom}: "
-                f"{ms(wait):.2f} of {ms(total):.2f} ms ({100 * wait / total:.0f} % of its "
-                f"{where} communication{span}).",
-                rank=row["rank"],
-                value=wait,
-                unit="ns",
-                rows=(_row(row["rank"]), *(_row(int(r), "straggler") for r in others["rank"].to_list()[-1:])),
-                severity=80 if where == "hidden" else 70,
-            )
+    for where in ("hidden", "exposed"):
+        mostly = [
+            row
+            for row in figures.rows.to_dicts()
+            if row[f"{where}_communication_ns"]
+            and row[f"{where}_wait_ns"] is not None
+            and row[f"{where}_wait_ns"] > _MOSTLY * row[f"{where}_communication_ns"]
+        ]
+        waited_for = {
+            row["rank"]: next((one for one in imposed if one != row["rank"]), None) for row in mostly
+        }
+        alike = len(set(waited_for.values())) == 1
+        for group in [mostly] if not alike and len(mostly) > 1 else [mostly] if mostly else []:
+            whom = waited_for[group[0]["rank"]] if alike else None
+            yield _waiting_of(group, where, whom, figures)
 
 
-def _no_communication(result: Result) -> Iterator[Finding]:
-    silent = _silent(result, _totals(result))
+def _waiting_of(rows: Sequence[Mapping[str, Any]], where: str, whom: int | None, figures: Summary) -> Finding:
+    ranks = [row["rank"] for row in rows]
+    waits = [row[f"{where}_wait_ns"] for row in rows]
+    wholes = [row[f"{where}_communication_ns"] for row in rows]
+    shares = [100 * wait / whole for wait, whole in zip(waits, wholes, strict=True)]
+    share = _range_of(f"{part:.0f}" for part in (min(shares), max(shares)))
+    kind = "overlap" if where == "hidden" else "exposed communication"
+    longest = max(waits)
+    return Finding(
+        "overlap_is_waiting" if where == "hidden" else "exposed_is_waiting",
+        f"Most {kind} of {ranks_text(ranks)} is waiting for {'other ranks' if whom is None else f'rank {whom}'}: "
+        f"{figures.range(waits)} of {figures.range(wholes)} ms{figures.span} ({share}%).",
+        rank=ranks[0] if len(ranks) == 1 else None,
+        value=round(longest),
+        unit="ns",
+        rows=(*map(_row, ranks), *([] if whom is None else [_row(whom, "straggler")])),
+        severity=80 if where == "hidden" else 70,
+    )
+
+
+def _no_communication(result: Result, figures: Summary) -> Iterator[Finding]:
+    silent = _silent(result, figures.rows.to_dicts())
     if not silent:
         return
-    every = len(silent) == len(result.trace.rank_numbers) and not _missing(result)
+    every = len(silent) == len(result.trace.rank_numbers) and not verdict.missing_ranks(result)
     who = "on any rank" if every and len(silent) > 1 else f"on {ranks_text(silent)}"
     yield Finding(
         "no_communication",
@@ -297,17 +315,30 @@ def _no_communication(result: Result) -> Iterator[Finding]:
 
 
 def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
-    mixed = on_compute_streams(trace, attribution)
-    for row in mixed.iter_rows(named=True):
-        share = row["communication"] / row["all"]
+    """Sums over the capture: streams have no windows of their own. Ranks that are alike share a sentence."""
+    alike: dict[tuple[int, str], list[list[dict[str, Any]]]] = {}
+    for row in on_compute_streams(trace, attribution).to_dicts():
+        groups = alike.setdefault((row["stream"], f"{100 * row['communication'] / row['all']:.0f}"), [])
+        near = (
+            group for group in groups if _NEAR < row["communication"] / group[0]["communication"] < 1 / _NEAR
+        )
+        found = next(near, None)
+        groups.append([row]) if found is None else found.append(row)
+    for stream, share, rows in ((*key, rows) for key, groups in alike.items() for rows in groups):
+        ranks = [row["rank"] for row in rows]
+        several = len(ranks) > 1
+        lengths = sorted(row["communication"] for row in rows)
+        length = _range_of(f"{ms(one):,.2f}" for one in (lengths[0], lengths[-1]))
+        subject = ranks_text(ranks)
         yield Finding(
             "communication_on_compute_stream",
-            f"Rank {row['rank']} runs {ms(row['communication']):.2f} ms of communication ({100 * share:.0f} % of its "
-            f"communication) on its compute stream {row['stream']}: there it cannot overlap with computation.",
-            rank=row["rank"],
-            value=row["communication"],
+            f"{subject[0].upper()}{subject[1:]} {'run' if several else 'runs'} {length} ms of communication in the "
+            f"capture ({share} % of {'their' if several else 'its'} communication) on {'their' if several else 'its'} "
+            f"compute stream {stream}: there it cannot overlap with computation.",
+            rank=None if several else ranks[0],
+            value=lengths[-1],
             unit="ns",
-            rows=(_row(row["rank"], "collective", stream=row["stream"]),),
+            rows=tuple(_row(row["rank"], "collective", stream=row["stream"]) for row in rows),
             severity=75,
         )
 

@@ -52,6 +52,7 @@ from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import NS_PER_MS, ms
 from nsysddp.model.warnings import Warning
@@ -59,7 +60,7 @@ from nsysddp.questions.diagnosis.blocking import is_allocation
 from nsysddp.questions.diagnosis.rules import LAUNCH_NS, START_UP_NS
 from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs, pieces_of
 from nsysddp.questions.question import Question
-from nsysddp.questions.steps import steady
+from nsysddp.questions.summary import over_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -639,28 +640,29 @@ def _warnings(trace: Trace, pieces: pl.DataFrame) -> tuple[Warning, ...]:
 
 
 def _findings(steps: pl.DataFrame) -> tuple[Finding, ...]:
-    """The largest cause of idle time of each rank, per steady window."""
-    chosen = steady(steps)
-    count = chosen.group_by("rank").agg(windows=pl.col("step_index").n_unique())
+    """The largest cause of idle time of each rank, by the median of the steady steps; ranks that share it together."""
+    span = " a step" if steps["step_index"].null_count() < steps.height else ""
     largest = (
-        chosen.group_by("rank", "cause")
-        .agg(pl.col("idle_ns").sum())
-        .join(count, on="rank")
-        .sort("rank", "idle_ns", descending=[False, True])
+        over_steps(steps, ["rank", "cause"], ["idle_ns"])
+        .sort("rank", "idle_ns", descending=[False, True], maintain_order=True)
         .unique("rank", keep="first", maintain_order=True)
     )
-    return tuple(
-        Finding(
-            code="idle",
-            message=f"rank {rank}: most idle time is {cause} ({ms(total / windows):.3f} ms a window)",
-            rank=rank,
-            value=total / windows,
-            unit="ns",
-            rows=({"table": "idle_step", "rank": rank, "cause": cause},),
-            severity=total / windows,
+    made = []
+    for (cause,), part in largest.group_by("cause", maintain_order=True):
+        ranks, lengths = part["rank"].to_list(), sorted(part["idle_ns"].to_list())
+        between = " to ".join(dict.fromkeys(f"{ms(one):.3f}" for one in (lengths[0], lengths[-1])))
+        made.append(
+            Finding(
+                code="idle",
+                message=f"{ranks_text(ranks)}: most idle time is {str(cause).replace('_', ' ')} ({between} ms{span})",
+                rank=ranks[0] if len(ranks) == 1 else None,
+                value=lengths[-1],
+                unit="ns",
+                rows=tuple({"table": "idle_step", "rank": rank, "cause": cause} for rank in ranks),
+                severity=lengths[-1],
+            )
         )
-        for rank, cause, total, windows in largest.iter_rows()
-    )
+    return tuple(made)
 
 
 QUESTION = Question(

@@ -33,9 +33,6 @@ COMPARED = ("comparison", "account", "matrix")
 """Tables that a comparison is drawn from."""
 
 SCHEMA_VERSION = 1
-WIDE = 110
-"""From this width on, a screen shows every column."""
-
 _TITLES = {
     "measured_step_ns": "step, unprofiled",
     "step_ns": "step, profiled",
@@ -193,7 +190,7 @@ def shown_rank(comparison: Compared) -> int | None:
         & pl.col("is_slowest")
         & pl.col("rank").is_in(both)
     )
-    return int(slowest["rank"][0]) if slowest.height else min(both, default=None)
+    return int(slowest["rank"][-1]) if slowest.height else min(both, default=None)
 
 
 def who(comparison: Compared, rank: int) -> str:
@@ -317,38 +314,41 @@ NOTE = "* holds for these very runs only"
 
 def print_comparison(comparison: Comparison, out: Console) -> None:
     """Print what a reader needs first."""
-    from rich import box
-    from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    wide = out.width >= WIDE
+    from nsysddp.render.screen import Column, Grid, bullet, indented
+
     out.print(Text(f"{_names(comparison.base)}  →  {_names(comparison.new)}", style="dim"))
-    out.print(Padding(Text(sentence(comparison), style="bold"), (0, 0, 0, 2)))
+    out.print(indented(sentence(comparison), "bold"))
     for note in which_is_which(comparison):
-        out.print(Padding(Text(note), (0, 0, 0, 2)))
-    out.print()
+        out.print(indented(note))
     for title, heads, cells in sections(comparison):
-        table = Table(
-            box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False,
-            title=title, title_style="dim", title_justify="left",
-        )  # fmt: skip
-        kept = [
-            place
-            for place, head in enumerate(heads)
-            if wide or place == len(heads) - 1 or head not in ("", "detectable")
-        ]
-        for place, head in ((place, heads[place]) for place in kept):
-            left = place == 0 or head in ("verdict", "metric") or (place == len(heads) - 1 and not head)
-            table.add_column(head, justify="left" if left else "right", no_wrap=head != "verdict")
-        for row in cells:
-            table.add_row(*(Text(row[place]) for place in kept))
-        out.print(table)
         out.print()
+        out.print(Text(title, style="dim"))
+        last = len(heads) - 1
+        grid = Grid(
+            [
+                Column(
+                    head,
+                    left=place == 0 or head in ("verdict", "metric") or (place == last and not head),
+                    spare=0 if place == last or head not in _SPARE else _SPARE[head],
+                )
+                for place, head in enumerate(heads)
+            ]
+        )
+        for row in cells:
+            grid.add(*row)
+        grid.print(out, "--format json")
     if (comparison.tables["comparison"]["scope"] == "these_runs").any():
-        out.print(Text(f"  {NOTE}", style="dim"))
-    for note in (*comparison.warnings, *comparison.assumptions):
-        out.print(Text(f"  • {note}", style="dim"))
+        out.print(indented(NOTE, "dim"))
+    if comparison.warnings:
+        out.print()
+    for warning in comparison.warnings:
+        out.print(bullet(warning, "dim"))
+
+
+_SPARE = {"": 3, "detectable": 2, "P99": 1, "P95": 1}
+"""Columns that a narrow screen leaves out."""
 
 
 def _names(names: Sequence[str]) -> str:

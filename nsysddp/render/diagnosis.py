@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nsysddp.model.names import counted
 from nsysddp.model.units import ms
-from nsysddp.render.text import console
+from nsysddp.render.screen import bullet, care, console, heading, indented, title
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nsysddp.model.result import Result
 
 WORTH_A_BLOCK = 0.005
@@ -24,39 +25,27 @@ _CONFIDENCE = {"high": "green", "medium": "yellow", "low": "dim"}
 def print_diagnosis(result: Result, out: Console | None = None) -> None:
     """Print where the step goes, then each cause in full, then what this capture cannot tell."""
     screen = out or console()
-    inputs = result.trace.inputs
-    title = Text(inputs[0].name if len(inputs) == 1 else f"{len(inputs)} reports", style="bold")
     rows = result["diagnosis"].to_dicts()
     steps = result["diagnosis_step"]
-    count = steps["step_index"].n_unique()
-    window = (
-        "capture" if steps["step_index"].null_count() else f"{count} steady step{'s' if count > 1 else ''}"
-    )
-    title.append(f"   {len(result.trace.rank_numbers)} ranks, {window}", style="dim")
-    screen.print(title)
-    screen.print(Padding(Text(result.findings[0].message), (0, 0, 1, 2)))
+    windows = steps["step_index"].drop_nulls().n_unique()
+    screen.print(title(result, counted(windows, "steady step") if windows else "whole capture"))
+    screen.print(indented(result.findings[0].message, "bold", below=1))
     large = [row for row in rows if row["cost_ns"] is None or row["step_ratio"] >= WORTH_A_BLOCK]
-    for row in large:
-        screen.print(_block(row))
+    for number, row in enumerate(large, 1):
+        screen.print(_block(number, row))
     small = [row for row in rows if row not in large]
     if small:
         listed = ", ".join(f"{row['cause']} {ms(row['cost_ns']):.3f}" for row in small)
-        screen.print(
-            Padding(
-                Text(f"below {WORTH_A_BLOCK:.1%} of the step, in ms: {listed}", style="dim"), (0, 0, 1, 0)
-            )
-        )
+        screen.print(Text(f"below {WORTH_A_BLOCK:.1%} of the path, in ms: {listed}", style="dim"))
     unjudged = result["diagnosis_unjudged"]
     if unjudged.height:
-        screen.print(Text("This capture does not tell", style="bold"))
+        heading(screen, "This capture does not tell")
         for cause, reason, capture in unjudged.iter_rows():
-            screen.print(_bullet(f"{cause}: {reason}; capture: {capture}"))
-    screen.print(Text("\nRead with care", style="bold"))
-    for note in [f"{one.message} ({one.count:,})" for one in result.warnings] + list(result.assumptions):
-        screen.print(_bullet(note, style="dim"))
+            screen.print(bullet(f"{cause}: {reason}; capture: {capture}"))
+    care(screen, result)
 
 
-def _block(row: dict[str, Any]) -> Table:
+def _block(number: int, row: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=2, justify="right", style="bold")
     grid.add_column(ratio=1, overflow="fold")
@@ -65,19 +54,11 @@ def _block(row: dict[str, Any]) -> Table:
     head.append(f"confidence {row['confidence']}", style=_CONFIDENCE[row["confidence"]])
     if row["doubt"]:
         head.append(f": {row['doubt']}", style="dim")
-    grid.add_row(str(row["place"]), head)
+    grid.add_row(str(number), head)
     grid.add_row("", Text(row["claim"]))
     for label, text in (("try", row["try_next"]), ("refuted if", row["refuted_by"])):
         grid.add_row("", Text.assemble((f"{label}: ", "bold"), text))
     grid.add_row("", "")
-    return grid
-
-
-def _bullet(text: str, style: str = "") -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=2, justify="right")
-    grid.add_column(overflow="fold")
-    grid.add_row(Text("•", style=style), Text(text, style=style))
     return grid
 
 
@@ -86,7 +67,7 @@ def markdown(result: Result) -> str:
     lines = [
         result.findings[0].message,
         "",
-        "| cause | ms a step, at most | of the step | confidence |",
+        "| cause | ms a step, at most | of the path | confidence |",
         "|---|---:|---:|---|",
     ]
     rows = result["diagnosis"].to_dicts()
@@ -94,10 +75,10 @@ def markdown(result: Result) -> str:
         cost = "fault" if row["cost_ns"] is None else f"{ms(row['cost_ns']):.3f}"
         share = "" if row["step_ratio"] is None else f"{row['step_ratio']:.1%}"
         lines.append(f"| {row['cause']} | {cost} | {share} | {row['confidence']} |")
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         lines += [
             "",
-            f"**{row['place']}. {row['cause']}** {_escaped(row['claim'])}",
+            f"**{number}. {row['cause']}** {_escaped(row['claim'])}",
             f"Try: {_escaped(row['try_next'])}. Refuted if: {_escaped(row['refuted_by'])}."
             + (f" Doubt: {_escaped(row['doubt'])}." if row["doubt"] else ""),
         ]

@@ -123,6 +123,8 @@ _PLACE_BY = {
     "overlap_is_waiting": "wait_ns",
     "exposed_is_waiting": "wait_ns",
     "no_overlap": "exposed_ns",
+    "late_rank": "wait_ns",
+    "bound_by_communication": "exposed_ns",
     "communication_on_compute_stream": "exposed_ns",
 }
 """Findings about communication are shown at the collective that has most of this."""
@@ -216,7 +218,7 @@ def html_report(
         style=_trusted(style),
         verdict=findings[0] if findings else _NOTHING,
         findings=findings,
-        answers=answers,
+        answers=[*_largest_cause(diagnosis), *answers],
         spread=per_rank.spread(result),
         contents=contents,
         ranks=_rank_table(result, labels, figures),
@@ -237,6 +239,15 @@ def html_report(
         plot_program=_trusted(plot_program),
     )
     return page
+
+
+def _largest_cause(diagnosis: Part | None) -> list[tuple[str, Sequence[str]]]:
+    """What the diagnosis puts first, beside what bounds the step; nothing without a diagnosis."""
+    frame = None if diagnosis is None else diagnosis.tables.get("diagnosis")
+    if frame is None:
+        return []
+    claims = frame.filter(pl.col("cost_ns").is_not_null())["claim"].to_list()
+    return [("Largest cause on the path", claims[:1])] if claims else []
 
 
 # --- safe in a page -------------------------------------------------------------------------------------
@@ -680,7 +691,9 @@ class _Places:
         if by is None:
             return None
         part = self._collective.filter(pl.col(by).is_not_null())
-        for column, value in (("rank", finding.rank), ("step", finding.step)):
+        # Who waits for a late rank is another one.
+        whose = "last_rank" if finding.code == "late_rank" else "rank"
+        for column, value in ((whose, finding.rank), ("step", finding.step)):
             if value is not None:
                 part = part.filter(pl.col(column) == value)
         streams = [row["stream"] for row in finding.rows if "stream" in row]

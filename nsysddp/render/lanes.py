@@ -110,7 +110,7 @@ class Scene:
         every: each how many-th step is named and bounded.
         names: step index to step name.
         warm: steps that are warm-up on any rank.
-        title, subtitle, axis, notes: words.
+        subtitle, axis, notes: words.
     """
 
     view: View
@@ -120,7 +120,6 @@ class Scene:
     every: int
     names: dict[int, str]
     warm: frozenset[int]
-    title: str
     subtitle: str
     axis: str
     notes: tuple[str, ...] = ()
@@ -174,7 +173,6 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
         every=every,
         names=dict(context.attribution.steps.select("step_index", "name").iter_rows()),
         warm=frozenset(window.step for some in of_rank.values() for window in some if window.is_warmup),
-        title=_title(trace),
         subtitle=_subtitle(context, shown),
         axis=f"time since {'the earliest ' if several else ''}session start, ms",
     )
@@ -392,13 +390,6 @@ def _place(facts: dict[str, Any]) -> tuple[str, ...]:
     return tuple(printable(line) for line in lines if line)
 
 
-def _title(trace: Trace) -> str:
-    names = [one.name for one in trace.inputs]
-    if not names:
-        return "Timeline"
-    return short(names[0], 70) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
 def _subtitle(context: Context, shown: list[int]) -> str:
     trace, selection = context.trace, context.selection
     everyone = len(trace.rank_numbers)
@@ -422,7 +413,13 @@ def _subtitle(context: Context, shown: list[int]) -> str:
         whole = selection.from_ns is None and selection.to_ns is None
         what = "whole capture" if whole else "part of the capture"
     start, end = _extent(context, shown)
-    return "  ·  ".join([who, what, f"{ms(start):,.3f} to {ms(end):,.3f} ms".replace("-", "−")])
+    inputs = [one.name for one in trace.inputs]
+    files = (
+        short(inputs[0], 60) + (f" and {len(inputs) - 1} more" if len(inputs) > 1 else "") if inputs else ""
+    )
+    return "  ·  ".join(
+        [*([files] if files else []), who, what, f"{ms(start):,.3f} to {ms(end):,.3f} ms".replace("-", "−")]
+    )
 
 
 def _notes(scene: Scene, context: Context, shown: list[int]) -> list[str]:

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.model.units import ms
 from nsysddp.questions.steps import steady
+from nsysddp.questions.summary import milliseconds as rounded
+from nsysddp.questions.summary import summary
 
 if TYPE_CHECKING:
     from nsysddp.model.result import Result
 
-_OPTIONAL = frozenset(
-    {"spin_ns", "unsplit_ns", "graph_ns", "exposed_memory_ns", "tail_communication_ns", "p2p_copy_ns"}
-)
-"""Kinds of time that are left out where they are nothing but zero or unknown."""
+_OPTIONAL = {
+    "spin_ns": 0.0,
+    "unsplit_ns": 0.0,
+    "graph_ns": 0.0,
+    "exposed_memory_ns": 0.005,
+    "tail_communication_ns": 0.0,
+    "p2p_copy_ns": 0.0,
+}
+"""Kinds of time that are left out where they are nowhere more than this share of the window."""
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
     ("window_ns", "step"),
@@ -29,6 +35,7 @@ _COLUMNS: tuple[tuple[str, str], ...] = (
     ("unsplit_ns", "communication, unsplit"),
     ("tail_communication_ns", "tail"),
     ("exposed_memory_ns", "copies alone"),
+    ("p2p_copy_ns", "peer copies"),
     ("graph_ns", "graphs"),
     ("idle_ns", "idle"),
 )
@@ -70,29 +77,32 @@ def without_window(result: Result) -> list[int]:
 
 def caption(result: Result) -> str:
     """What the figures of ``figures`` are: of how many windows, in which unit."""
-    frame = steady(result["overlap"])
-    most = int(max(frame.group_by("rank").len()["len"].to_list(), default=0))
-    if frame["step_index"].null_count() == frame.height:
-        return "ms of the whole capture"
-    return f"ms, median of {most} steady steps" if most > 1 else "ms of the only steady step"
+    figures = summary(result)
+    partly = figures.rows.filter(pl.col("split_windows") < pl.col("windows"))
+    known = partly.filter(pl.col("split_windows") > 0).sort("split_windows").head(1).to_dicts()
+    part = f"; wait and transfer in {known[0]['split_windows']} of {known[0]['windows']}" if known else ""
+    return f"{figures.caption}{part}"
 
 
-def figures(result: Result, digits: int = 3) -> tuple[list[str], list[Figures]]:
-    """Column labels, and each rank's medians over its steady windows; a figure unknown in any window is ``?``."""
+def figures(result: Result) -> tuple[list[str], list[Figures]]:
+    """Column labels, and each rank's figures (``questions.summary``); what is unknown is ``?``."""
+    found = summary(result)
     frame = steady(result["overlap"]).with_columns(
         unsplit_ns=pl.col("hidden_unsplit_ns") + pl.col("exposed_unsplit_ns")
     )
-    whole = frame["step_index"].null_count() == frame.height
     shown = [
-        (name, "window" if whole and name == "window_ns" else label)
+        (name, label if found.of_steps or name != "window_ns" else "window")
         for name, label in _COLUMNS
-        if name not in _OPTIONAL or bool((frame[name].fill_null(0) > 0).any())
+        if name not in _OPTIONAL
+        or bool((frame[name].fill_null(0) > _OPTIONAL[name] * frame["window_ns"]).any())
     ]
     rows = []
-    for (rank,), part in frame.group_by("rank", maintain_order=True):
-        cells = [milliseconds(median(part, name), digits) for name, _ in shown]
-        cells += [_ratio(part), *(_count(median(part, name)) for name in ("kernels", "collectives"))]
-        rows.append(Figures(int(str(rank)), median(part, "window_ns"), tuple(cells)))
+    for row in found.rows.to_dicts():
+        cells = [milliseconds(row[name], found.digits) for name, _ in shown]
+        ratio = row["overlap_ratio"]
+        cells += ["n/a" if ratio is None else f"{100 * ratio:.1f} %"]
+        cells += [_count(row[name]) for name in ("kernels", "collectives")]
+        rows.append(Figures(row["rank"], row["window_ns"], tuple(cells)))
     rows += [Figures(rank, None, ("?",) * (len(shown) + 3)) for rank in without_window(result)]
     return [*(label for _, label in shown), "overlap of comm.", "kernels", "collectives"], rows
 
@@ -123,44 +133,21 @@ def bars(result: Result) -> list[Bar]:
 
 def spread(result: Result) -> str | None:
     """Slowest and fastest rank and what lies between; None for one rank."""
-    per = (
-        steady(result["overlap"])
-        .group_by("rank")
-        .agg(pl.col("window_ns").median())
-        .sort("window_ns", "rank")
-        .to_dicts()
-    )
-    if len(per) < 2:
+    found = summary(result)
+    slow, fast = found.slowest(), found.fastest()
+    if slow is None or fast is None or found.rows.height < 2:
         return None
-    fast, slow = per[0], per[-1]
+    if slow["window_ns"] == fast["window_ns"]:
+        return f"every rank {found.text(slow['window_ns'])} ms"
     return (
-        f"slowest rank {slow['rank']} {ms(slow['window_ns']):,.3f} ms, fastest rank {fast['rank']} "
-        f"{ms(fast['window_ns']):,.3f} ms, spread {ms(slow['window_ns'] - fast['window_ns']):,.3f} ms"
+        f"slowest rank {slow['rank']} {found.text(slow['window_ns'])} ms, fastest rank {fast['rank']} "
+        f"{found.text(fast['window_ns'])} ms, spread {found.text(slow['window_ns'] - fast['window_ns'])} ms"
     )
 
 
 def milliseconds(ns: float | None, digits: int = 3) -> str:
     """Nanoseconds as text in ms: ``?`` where unknown, ``<0.001`` where rounding would make it look like nothing."""
-    if ns is None:
-        return "?"
-    if 0 < ms(ns) < 0.5 * 10**-digits:
-        return f"<{10**-digits:.{digits}f}"
-    return f"{ms(ns):,.{digits}f}"
-
-
-def median(part: pl.DataFrame, name: str) -> float | None:
-    """Median over the rank's windows; unknown if it is unknown in any of them."""
-    if part[name].null_count():
-        return None
-    value = part[name].median()
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _ratio(part: pl.DataFrame) -> str:
-    hidden, total = part["hidden_communication_ns"], part["communication_ns"]
-    if hidden.null_count() or not total.sum():
-        return "n/a"
-    return f"{100 * float(hidden.sum()) / float(total.sum()):.1f} %"
+    return "?" if ns is None else rounded(ns, digits)
 
 
 def _count(value: float | None) -> str:

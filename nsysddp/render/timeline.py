@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.model.errors import UsageError
+from nsysddp.questions.verdict import verdict_of
 from nsysddp.render import drawn
 from nsysddp.render.detail import CHARACTER_IN, View, as_bars, as_columns, ticks
 from nsysddp.render.files import whole_file
@@ -54,6 +55,7 @@ _LEAST_HEIGHT = 0.12
 
 _PHASE_IN, _NUMBER_IN, _LANE_GAP_IN, _ROW_GAP_IN, _HOST_GAP_IN = 0.17, 0.15, 0.035, 0.2, 0.26
 _STEP_IN = 0.24
+_MARGIN_IN, _TITLE_LINE_IN, _TITLE_SIZE, _TITLE_CHARACTERS = 0.16, 0.23, 12, 110
 _DASHES: Any = (0, (3, 2))
 
 
@@ -205,11 +207,13 @@ def draw_timeline(context: Context, *, ranks: Sequence[int] | None = None) -> Fi
     """
     import matplotlib as mpl
 
+    bound = verdict_of(context)
+    answer = bound.message if bound else "Timeline"
     with mpl.rc_context(STYLE):
-        return _compose(scene_of(context, PLOT_IN, ranks))
+        return _compose(scene_of(context, PLOT_IN, ranks), wrap(printable(answer), _TITLE_CHARACTERS))
 
 
-def _compose(scene: Scene) -> Figure:
+def _compose(scene: Scene, title: Sequence[str]) -> Figure:
     from matplotlib.figure import Figure
 
     page = _Page()
@@ -228,18 +232,19 @@ def _compose(scene: Scene) -> Figure:
     height = y - (_ROW_GAP_IN if scene.full else 0) + 0.06
 
     keys = _legends(scene, page)
-    head = 0.72 + sum(0.2 * key.rows + 0.04 for key in keys) + 0.08
+    words = _TITLE_LINE_IN * len(title) + 0.5
+    head = words + sum(0.2 * key.rows + 0.04 for key in keys) + 0.08
     foot = 0.62 + 0.17 * sum(len(lines) for lines in _wrapped(scene.notes))
     total = head + height + foot
     figure = Figure(figsize=(WIDTH_IN, total), facecolor=PAPER)
-    top = 0.72
+    top = words
     for key in keys:
         key.draw(figure, top)
         top += 0.2 * key.rows + 0.04
     axes = figure.add_axes((LEFT_IN / WIDTH_IN, foot / total, PLOT_IN / WIDTH_IN, height / total))
     _frame(axes, scene, height)
     _fill(axes, page)
-    _write_words(figure, scene, total, foot)
+    _write_words(figure, scene, title, total, foot)
     return figure
 
 
@@ -360,10 +365,14 @@ def _wrapped(notes: Sequence[str]) -> list[list[str]]:
     return [wrap(note, 156) for note in notes]
 
 
-def _write_words(figure: Figure, scene: Scene, total: float, foot: float) -> None:
+def _write_words(figure: Figure, scene: Scene, title: Sequence[str], total: float, foot: float) -> None:
+    """The answer as title, what is shown below it, and the notes."""
     left = LEFT_IN / WIDTH_IN
-    figure.text(left, 1 - 0.32 / total, scene.title, fontsize=14, fontweight="bold")
-    figure.text(left, 1 - 0.56 / total, scene.subtitle, fontsize=9.5, color=GREY)
+    for number, line in enumerate(title):
+        at = 0.3 + _TITLE_LINE_IN * number
+        figure.text(_MARGIN_IN / WIDTH_IN, 1 - at / total, line, fontsize=_TITLE_SIZE, fontweight="bold")
+    at = 0.3 + _TITLE_LINE_IN * len(title)
+    figure.text(_MARGIN_IN / WIDTH_IN, 1 - at / total, scene.subtitle, fontsize=9, color=GREY)
     y = foot - 0.58
     for lines in _wrapped(scene.notes):
         for line in lines:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
+from nsysddp.model.names import counted
 from nsysddp.model.units import BYTES_PER_MIB, ms
-from nsysddp.render.text import console
+from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, heading, indented
+from nsysddp.render.screen import title as screen_title
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nsysddp.model.result import Result
 
 _TITLES = {
@@ -27,52 +25,50 @@ _TITLES = {
 }
 
 _NOTHING = 5e-4
-"""A change that is shown as none has no sign."""
+"""A change of less than this ratio is shown as none."""
 
 
 def print_whatif(result: Result, out: Console | None = None) -> None:
     """Print the predictions."""
     screen = out or console()
-    inputs = result.trace.inputs
-    screen.print(Text(inputs[0].name if len(inputs) == 1 else f"{len(inputs)} reports", style="bold"))
+    replayed = result["whatif_replay"].height
+    screen.print(screen_title(result, counted(replayed, "step")))
     codes = ("whatif_replay", "bucket_caps")
-    for finding in (one for one in result.findings if one.code in codes):
-        screen.print(Padding(Text(finding.message), (0, 0, 0, 2)))
+    for number, finding in enumerate(one for one in result.findings if one.code in codes):
+        screen.print(indented(finding.message, "" if number else "bold"))
     rows = result["whatif"].to_dicts()
     plain = [row for row in rows if row["step_ns"] is not None and row["buckets"] is None]
-    screen.print(Text("\nPredicted step in ms (mean of the steady steps)", style="bold"))
-    screen.print(_table(plain, buckets=False))
     layouts = [row for row in rows if row["step_ns"] is not None and row["buckets"] is not None]
+    heading(screen, "Replayed step in ms (mean of the steady steps)")
+    _print_rows(screen, plain, buckets=False)
     if layouts:
-        screen.print(Text("\nOther buckets", style="bold"))
-        screen.print(_table(layouts, buckets=True))
+        heading(screen, "Other buckets")
+        _print_rows(screen, layouts, buckets=True)
     if any(row["is_captured"] for row in layouts):
-        screen.print(Padding(Text("* the captured buckets", style="dim"), (0, 0, 0, 2)))
-    for kind, size, latency, bandwidth, error in (
-        result["whatif_link"]
-        .select("kind", "group_size", "latency_ns", "bandwidth_gbps", "error_ratio")
-        .iter_rows()
-    ):
-        parts = [f"{kind.replace('_', '-')} over {size} ranks" if size else kind.replace("_", "-")]
-        parts.append("latency unknown" if latency is None else f"latency {latency / 1000:.1f} us")
-        parts.append("bandwidth unknown" if bandwidth is None else f"{bandwidth:.1f} GB/s")
-        screen.print(
-            Padding(
-                Text(f"link: {', '.join(parts)}, median deviation {error:.1%}", style="dim"), (1, 0, 0, 2)
-            )
-        )
-    screen.print(Text("\nRead with care", style="bold"))
+        screen.print(indented("* the captured buckets", "dim"))
+    _print_links(screen, result)
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row["reason"]:
             reasons.setdefault(row["reason"], []).append(title(row["scenario"]))
-    notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    for note in [*notes, *(one.message for one in result.warnings), *result.assumptions]:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=2, justify="right")
-        grid.add_column(overflow="fold")
-        grid.add_row(Text("•", style="dim"), Text(note, style="dim"))
-        screen.print(grid)
+    if reasons:
+        heading(screen, "Why")
+        for reason, names in reasons.items():
+            screen.print(bullet(f"{', '.join(names)}: {reason}"))
+    care(screen, result)
+
+
+def _print_links(screen: Console, result: Result) -> None:
+    """What is known of each link, that messages of another size are predicted with."""
+    columns = ("kind", "group_size", "latency_ns", "bandwidth_gbps", "error_ratio")
+    links = result["whatif_link"].select(columns).rows()
+    if links:
+        screen.print()
+    for kind, size, latency, bandwidth, error in links[:MOST_ROWS]:
+        parts = [f"{kind.replace('_', '-')} over {size} ranks" if size else kind.replace("_", "-")]
+        parts.append("latency unknown" if latency is None else f"latency {latency / 1000:.1f} us")
+        parts.append("bandwidth unknown" if bandwidth is None else f"{bandwidth:.1f} GB/s")
+        screen.print(indented(f"link: {', '.join(parts)}, median deviation {error:.1%}", "dim"))
 
 
 def title(scenario: str) -> str:
@@ -84,29 +80,30 @@ def title(scenario: str) -> str:
     return _TITLES[scenario]
 
 
-def _table(rows: list[dict[str, Any]], *, buckets: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("scenario")
-    for name in ("step", "from", "to", "change"):
-        table.add_column(name, justify="right")
-    if buckets:
-        table.add_column("buckets", justify="right")
-        table.add_column("last, MiB", justify="right")
+def _print_rows(screen: Console, rows: list[dict[str, Any]], *, buckets: bool) -> None:
+    more = [Column("buckets"), Column("last, MiB", spare=2)] if buckets else []
+    grid = Grid(
+        [
+            Column("scenario", left=True),
+            Column("replayed"),
+            Column("from", spare=1),
+            Column("to", spare=1),
+            Column("change"),
+            *more,
+        ]
+    )
     for row in rows:
-        captured = " *" if row["is_captured"] else ""
-        ratio = 0.0 if abs(row["change_ratio"]) < _NOTHING else row["change_ratio"]
-        change = "" if row["scenario"] == "unchanged" else f"{ratio:+.1%}"
-        cells = [Text(title(row["scenario"]) + captured)]
-        cells += [Text(f"{ms(row[name]):,.3f}") for name in ("step_ns", "low_ns", "high_ns")]
-        cells.append(Text(change, style=_style(row)))
+        cells = [title(row["scenario"]) + (" *" if row["is_captured"] else "")]
+        cells += [f"{ms(row[name]):,.3f}" for name in ("step_ns", "low_ns", "high_ns")]
+        cells.append(_change(row))
         if buckets:
-            cells += [Text(str(row["buckets"])), Text(f"{row['last_bucket_bytes'] / BYTES_PER_MIB:.1f}")]
-        table.add_row(*cells)
-    return table
+            cells += [str(row["buckets"]), f"{row['last_bucket_bytes'] / BYTES_PER_MIB:.1f}"]
+        grid.add(*cells)
+    grid.print(screen, "--table whatif --format csv")
 
 
-def _style(row: dict[str, Any]) -> str:
-    """Colour only for changes beyond their error."""
-    if abs(row["change_ratio"]) <= row["error_ratio"]:
-        return "dim"
-    return "green" if row["change_ratio"] < 0 else "red"
+def _change(row: dict[str, Any]) -> str:
+    """The change; what rounds to nothing has no sign."""
+    if row["scenario"] == "unchanged":
+        return ""
+    return "none" if abs(row["change_ratio"]) < _NOTHING else f"{row['change_ratio']:+.1%}"
