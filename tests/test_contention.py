@@ -75,7 +75,7 @@ def test_ratio_cost_and_net_gain_of_a_known_slowdown(tmp_path: Path) -> None:
     assert {finding.value for finding in result.findings} == {60_000}
 
 
-def test_a_mean_over_some_windows_says_over_how_many(tmp_path: Path) -> None:
+def test_a_median_over_some_steps_says_over_how_many(tmp_path: Path) -> None:
     """In the third step another kernel runs beside communication, which never runs alone."""
     export = Export(unit="us")
     for rank in (0, 1):
@@ -96,7 +96,7 @@ def test_a_mean_over_some_windows_says_over_how_many(tmp_path: Path) -> None:
     assert len(result.findings) == 2
     for finding in result.findings:
         assert finding.value == 60_000
-        assert "in 2 of 3 windows; of the others it is unknown" in finding.message
+        assert "known in 2 of 3 steps" in finding.message
 
 
 @pytest.mark.parametrize(("share", "accompanied", "partial"), [(0.5, 12, 0), (0.49, 0, 12), (1.0, 12, 0)])
