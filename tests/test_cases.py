@@ -1060,7 +1060,6 @@ def test_42_case_of_names_means_nothing(tmp_path: Path) -> None:
 
 
 WITHOUT_ROWID = {
-    "a view": (f"ALTER TABLE {KERNEL} RENAME TO k", f"CREATE VIEW {KERNEL} AS SELECT * FROM k"),
     "a column of that name": (f"ALTER TABLE {KERNEL} ADD COLUMN rowid INTEGER",),
     "a primary key": (
         f"ALTER TABLE {KERNEL} RENAME TO k",

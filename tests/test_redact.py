@@ -693,10 +693,10 @@ def test_unwritable_folder_is_one_line(
 ) -> None:
     source = drawn.write(tmp_path / "r.sqlite")
 
-    def full(self: Path, target: Path) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr("nsysddp.evidence.redact.publish", full)
     with pytest.raises(EvidenceError, match="No space"):
         redact(source, tmp_path / "c.sqlite")
     assert {p.name for p in tmp_path.iterdir()} == {"r.sqlite"}

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+
+from nsysddp.model.scratch import signals_raise
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0
@@ -60,7 +61,7 @@ def run_command(
     """
     family = _Family()
     began = time.monotonic()
-    with _subreaper(), _termination_interrupts(), log.open("ab") as out:
+    with _subreaper(), signals_raise(), log.open("ab") as out:
         try:
             child = subprocess.Popen(
                 argv,
@@ -173,15 +174,6 @@ def _handler(number: signal.Signals, handler: object) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handler(signal.SIGTERM, interrupt), _handler(signal.SIGHUP, interrupt):
-        yield
 
 
 @contextmanager

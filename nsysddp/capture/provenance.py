@@ -18,6 +18,7 @@ from typing import Any
 
 from nsysddp.capture.failures import Failure, torch_missing
 from nsysddp.ingest.hashing import sha256_of
+from nsysddp.model.scratch import publish, scratch_folder
 
 ENVIRONMENT = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -185,6 +186,7 @@ def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write beside, then rename, so that a reader never sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    beside.replace(path)
+    with scratch_folder(path.parent) as scratch:
+        beside = scratch / "content"
+        beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        publish(beside, path, replace=True)

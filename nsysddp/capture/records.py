@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from nsysddp.model.errors import CaptureError
+from nsysddp.model.scratch import publish, scratch_folder
 
 SCHEMA: dict[str, pl.DataType] = {
     "config": pl.String(),
@@ -154,10 +155,7 @@ def to_parquet(folder: Path, out: Path | None = None) -> Path:
     """
     records = read_records(folder)
     out = out or folder / "records.parquet"
-    beside = out.with_name(out.name + ".partial")
-    try:
-        records.write_parquet(beside)
-        beside.replace(out)
-    finally:
-        beside.unlink(missing_ok=True)
+    with scratch_folder(out.parent) as scratch:
+        records.write_parquet(scratch / "records")
+        publish(scratch / "records", out, replace=True)
     return out

@@ -20,7 +20,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -34,6 +33,7 @@ from nsysddp.capture.failures import Failure
 from nsysddp.capture.presets import Preset, find_preset
 from nsysddp.capture.tool import NEWEST_TESTED, Nsys, find_nsys, inspect_nsys
 from nsysddp.model.errors import NoGpuEvents, ReportError, UsageError
+from nsysddp.model.scratch import remove_abandoned, removed_by_signal, scratch_folder
 
 if TYPE_CHECKING:
     from nsysddp.model.result import Result
@@ -240,6 +240,7 @@ def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> 
     Raises:
         UsageError: the folder is taken.
     """
+    remove_abandoned(folder)
     if folder.exists() and any(folder.iterdir()):
         kind = _recorded_outcome(folder)
         if kind is None:
@@ -296,7 +297,8 @@ def capture(
     except OSError as error:
         raise _refused(plan, error) from error
     try:  # from here on the folder is ours to remove
-        return _capture(plan, machine, timeout_s=timeout_s, say=say)
+        with removed_by_signal(plan.folder):
+            return _capture(plan, machine, timeout_s=timeout_s, say=say)
     except KeyboardInterrupt:
         shutil.rmtree(plan.folder, ignore_errors=True)
         raise Failure(
@@ -326,14 +328,14 @@ def _capture(
     record.write("running", "not finished")
     log = plan.folder / "log.txt"
     try:
-        with tempfile.TemporaryDirectory(prefix="nsysddp-") as scratch:
-            env = {**os.environ, **ADDED_ENVIRONMENT, "TMPDIR": scratch}
+        with scratch_folder() as scratch:
+            env = {**os.environ, **ADDED_ENVIRONMENT, "TMPDIR": str(scratch)}
             say(f"{plan.name} {plan.repeat}: running on {plan.ranks or 'all'} ranks")
             ended = processes.run_command(
                 plan.profile(), env=env, cwd=Path.cwd(), log=log, timeout_s=timeout_s
             )
             record.ended("profile", ended)
-            reports = _check_run(plan, ended, log, Path(scratch), timeout_s)
+            reports = _check_run(plan, ended, log, scratch, timeout_s)
             exports = []
             for report in reports:
                 say(f"{plan.name} {plan.repeat}: exporting {report.name}")

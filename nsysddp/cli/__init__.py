@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import io
+import signal
 import sys
 from difflib import get_close_matches
 from functools import cache
@@ -15,6 +16,7 @@ from importlib import import_module
 import click
 
 import nsysddp
+from nsysddp.model import scratch
 from nsysddp.model.errors import CannotTell, NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
 from nsysddp.questions.question import VERBS, asked
 
@@ -27,6 +29,9 @@ EXIT_CODES = {
     5: "rank conflict",
     6: "undecidable: the trace cannot tell (check, compare, whatif)",
     7: "nothing is wrong, but not everything could be checked: not verified (verify)",
+    129: "ended by SIGHUP: the terminal went away",
+    130: "interrupted (Ctrl-C, SIGINT)",
+    143: "ended by SIGTERM",
 }
 """Every exit code with its meaning; the README's table is made from it."""
 
@@ -130,7 +135,16 @@ def exit_code(error: NsysddpError) -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; errors become one line on stderr and an exit code."""
+    """Run the command line; errors become one line on stderr and an exit code.
+
+    A signal ends the process at once, with nothing left behind (see ``nsysddp.model.scratch``).
+    """
+    with scratch.signals_end():
+        scratch.remove_abandoned()
+        _run(argv)
+
+
+def _run(argv: list[str] | None) -> None:
     # At exit Python looks for garbage in everything that was imported; the system takes it all back anyway.
     atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a question mark
@@ -142,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
             sys.stdout.flush()
     except NsysddpError as error:
         _say(str(error))
-        sys.exit(exit_code(error))
+        sys.exit(_interruption() or exit_code(error))
     except click.UsageError as error:
         command = f" {error.ctx.command_path}" if error.ctx else " nsysddp"
         _say(f"{error.format_message()} See{command} --help.")
@@ -151,8 +165,9 @@ def main(argv: list[str] | None = None) -> None:
         _say(error.format_message())
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
-        sys.exit(130)
+        code = _interruption() or 128 + signal.SIGINT
+        _say(scratch.ENDING_SIGNALS[signal.Signals(code - 128)])
+        sys.exit(code)
     except BrokenPipeError:
         # The reader of our output went away (`| head`); that is not an error of ours.
         sys.stderr.close()
@@ -177,6 +192,12 @@ def main(argv: list[str] | None = None) -> None:
         )
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interruption() -> int | None:
+    """The exit code where a signal made the command unwind, whatever came of that."""
+    number = scratch.ended_by()
+    return None if number is None else 128 + number
 
 
 def _say(line: str) -> None:

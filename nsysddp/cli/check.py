@@ -134,7 +134,7 @@ def command(
         comparison = compare(others, [one.run for one in runs], allow_unlike=allow_unlike)
     answers = check(claims.claims, runs, comparison)
     if junit is not None:
-        with whole_file(junit) as stream:
+        with whole_file(junit, force=True) as stream:
             stream.write(render.junit(answers).encode("utf-8"))
     if annotations == "github":
         click.echo(render.github(answers), nl=False)

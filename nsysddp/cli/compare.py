@@ -128,7 +128,7 @@ def command(
         _, new_runs = runs_of((), request.reports, reading, db=db, save=save)
     found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
     if plot is not None:
-        save_picture(draw_comparison(found), plot)
+        save_picture(draw_comparison(found), plot, force=force)
         click.echo(f"wrote {plot}", err=True)
     if form == "json":
         click.echo(json.dumps(as_dict(found), ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
@@ -82,6 +81,7 @@ def command(
     from nsysddp.evidence import archive, bundle, signature
     from nsysddp.evidence.claims import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
+    from nsysddp.model.scratch import scratch_folder
     from nsysddp.render.files import check_file, whole_file
 
     sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
@@ -99,13 +99,13 @@ def command(
         allow_unlike=allow_unlike,
         with_export=with_export,
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        found = bundle.prepare(wanted, sources, base_sources, Path(scratch))
+    with scratch_folder() as scratch:
+        found = bundle.prepare(wanted, sources, base_sources, scratch)
         copies = bundle.exports(found) if with_export else {}
     members = bundle.build(found, copies)
     if key is not None:
         members[signature.MEMBER] = signature.sign(members["manifest.json"], key)
     content = archive.write(members)
-    with whole_file(out) as stream:
+    with whole_file(out, force=force) as stream:
         stream.write(content)
     click.echo(f"wrote {out} ({len(content):,} bytes)", err=True)

@@ -35,6 +35,6 @@ def command(request: Request, out: Path, force: bool) -> None:
     trace = request.load(launches=True, host_calls=True)
     context = context_of(trace, request.selection())
     path = context.paths if request.from_ms is None and request.to_ms is None else None
-    with whole_file(out) as stream:
+    with whole_file(out, force=force) as stream:
         slices = write_perfetto(context, stream, critical_path=path)
     click.echo(f"wrote {out} ({slices:,} slices)", err=True)

@@ -59,7 +59,7 @@ def command(
         from nsysddp.render.files import check_file
 
         check_file(out, force=force, inputs=[report, Path(name)] if name.endswith(".sql") else [report])
-    _write(_run(name, report, limit), form, out)
+    _write(_run(name, report, limit), form, out, force=force)
 
 
 def _list() -> None:
@@ -92,16 +92,15 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
                 raise QueryError(
                     f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})", file=file
                 ) from error
-            columns, rows = sql.run_user_sql(report, text)
+            columns, rows = sql.run_user_sql(report, text, limit)
         else:
-            columns, rows = sql.run_bounded(report, name)
-    kept = rows[:limit] if limit else rows
+            columns, rows = sql.run_named(report, name, limit)
     unique = [
         column if columns.index(column) == number else f"{column}_{number}"
         for number, column in enumerate(columns)
     ]
     series = [
-        pl.Series(visible(unique[number]), [_shown(row[number]) for row in kept], strict=False)
+        pl.Series(visible(unique[number]), [_shown(row[number]) for row in rows], strict=False)
         for number in range(len(unique))
     ]
     return pl.DataFrame(series)
@@ -115,9 +114,10 @@ def _shown(value: Any) -> Any:
     return visible(value) if isinstance(value, str) else value
 
 
-def _write(frame: pl.DataFrame, form: str, out: Path | None) -> None:
+def _write(frame: pl.DataFrame, form: str, out: Path | None, *, force: bool) -> None:
     import io
 
+    from nsysddp.render import tables
     from nsysddp.render.files import whole_file
 
     if form == "parquet":
@@ -125,7 +125,7 @@ def _write(frame: pl.DataFrame, form: str, out: Path | None) -> None:
         frame.write_parquet(packed)
         content = packed.getvalue()
     elif form == "csv":
-        content = frame.write_csv().encode()
+        content = tables.csv(frame).encode()
     elif form == "json":
         content = frame.write_json().encode() + b"\n"
     else:
@@ -133,7 +133,7 @@ def _write(frame: pl.DataFrame, form: str, out: Path | None) -> None:
     if out is None:
         click.echo(content.decode(), nl=False)
         return
-    with whole_file(out) as stream:
+    with whole_file(out, force=force) as stream:
         stream.write(content)
 
 

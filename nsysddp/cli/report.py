@@ -41,6 +41,6 @@ def command(request: Request, out: Path, force: bool) -> None:
         buckets=context.buckets,
         diagnosis=context.diagnosis if whole else None,
     )
-    with whole_file(out) as stream:
+    with whole_file(out, force=force) as stream:
         stream.write(page.encode("utf-8"))
     click.echo(f"wrote {out}", err=True)

@@ -172,7 +172,7 @@ def trend(
         address = resolve_url(url)
         kept_in = [Path(str(address.database))] if address.get_backend_name() == "sqlite" else []
         check_file(out, force=force, inputs=kept_in)
-        draw_trend(result, out)
+        draw_trend(result, out, force=force)
     if form == "json":
         _print_json(result.as_dict())
     else:

@@ -48,5 +48,5 @@ def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -
     kind_of(out)
     check_file(out, force=force, inputs=request.inputs)
     context = context_of(request.load(launches=True), request.selection())
-    save(draw_timeline(context, ranks=ranks), out)
+    save(draw_timeline(context, ranks=ranks), out, force=force)
     click.echo(f"wrote {out}", err=True)

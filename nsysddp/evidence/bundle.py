@@ -16,7 +16,6 @@ import io
 import json
 import platform
 import sqlite3
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -31,6 +30,8 @@ from nsysddp.evidence.claims import Claim, Verdict, check
 from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.model.names import visible
 from nsysddp.model.result import Finding, Result
+from nsysddp.model.scratch import scratch_folder
+from nsysddp.render.tables import csv
 from nsysddp.model.warnings import Warning
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ def _tables(evidence: Evidence) -> dict[str, bytes]:
         whole.update(evidence.comparison.tables)
     made = {}
     for name, frame in whole.items():
-        made[f"tables/{name}.csv"] = frame.write_csv().encode()
+        made[f"tables/{name}.csv"] = csv(frame).encode()
         packed = io.BytesIO()
         frame.write_parquet(packed, compression="zstd", compression_level=3, statistics=False)
         made[f"tables/{name}.parquet"] = packed.getvalue()
@@ -388,8 +389,8 @@ def _figures(evidence: Evidence) -> dict[str, bytes]:
 def _picture(figure: Figure, kind: str, data: str) -> bytes:
     from nsysddp.render.timeline import save
 
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / f"picture.{kind}"
+    with scratch_folder() as scratch:
+        path = scratch / f"picture.{kind}"
         save(figure, path, data=data)
         return path.read_bytes()
 

@@ -37,6 +37,7 @@ from nsysddp.model.markers import (
     parse_rank_mark,
 )
 from nsysddp.model.names import natural
+from nsysddp.model.scratch import publish, scratch_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -153,15 +154,16 @@ def redact(
         raise UsageError("exists already", file=output, do="choose another -o or add --force")
     if not output.parent.is_dir():
         raise UsageError("the folder for the copy does not exist", file=output)
-    partial = output.with_name(f".{output.name}.{os.urandom(6).hex()}.partial")
     with open_report(report) as opened:
         try:
-            outcome = _Copier(opened.uri, partial, policy, names).run(report, output.name)
-            partial.replace(output)
+            with scratch_folder(output.parent) as folder:
+                copy = folder / "copy.sqlite"
+                outcome = _Copier(opened.uri, copy, policy, names).run(report, output.name)
+                publish(copy, output, replace=force)
+        except FileExistsError:
+            raise UsageError("exists already", file=output, do="choose another -o or add --force") from None
         except OSError as error:
             raise EvidenceError(f"the copy cannot be written ({error.strerror})", file=output) from error
-        finally:
-            partial.unlink(missing_ok=True)
     return outcome
 
 

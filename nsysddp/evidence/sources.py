@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
 from nsysddp.model.names import visible
+from nsysddp.model.scratch import scratch_folder
 from nsysddp.model.units import NS_PER_US, ms
 
 if TYPE_CHECKING:
@@ -333,10 +333,10 @@ def load_one(
     from nsysddp.questions.compare import run_of
     from nsysddp.questions.context import context_of
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         rules = None
         if reading.rules is not None:
-            rules = Path(scratch) / "rules.toml"
+            rules = scratch / "rules.toml"
             rules.write_text(reading.rules, encoding="utf-8")
         trace = load(
             source.reports,

@@ -22,7 +22,6 @@ import io
 import json
 import math
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,8 @@ from nsysddp.evidence.claims import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
 from nsysddp.model.names import visible
+from nsysddp.model.scratch import scratch_folder
+from nsysddp.render.tables import csv
 
 _MOST = 200
 """Differences named; of more, the count."""
@@ -269,7 +270,7 @@ def _against_itself(members: Mapping[str, bytes], document: Mapping[str, Any]) -
             for one in _differences(rows, said, name)
             if not one.agrees and not one.last_digits
         ]
-        if frame.write_csv().encode() != members[f"tables/{name}.csv"]:
+        if csv(frame).encode() != members[f"tables/{name}.csv"]:
             problems.append(f"tables/{name}.csv: differs from its Parquet table")
     return problems
 
@@ -346,8 +347,7 @@ def _again(
     if not given and not any(name.startswith("exports/") for name in members):
         found.unverified.append("every number, page and picture: nothing was computed anew; give the reports")
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
+    with scratch_folder() as scratch:
         try:
             if given:
                 sources = _sources(file, scratch / "given", plan, given, found)

@@ -6,24 +6,23 @@ a version number; a table that is missing and one without rows are the same thin
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import shutil
 import sqlite3
-import tempfile
 import urllib.parse
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from nsysddp.ingest.hashing import Hashing, hashing_of
 from nsysddp.model.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.model.names import visible
+from nsysddp.model.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
     from sqlalchemy.engine import Engine
@@ -45,6 +44,7 @@ _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _WAL_HEADER_BYTES = 32
+_STEPS_BETWEEN_LOOKS = 1_000_000
 _OF_NSYS = ("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS")
 _TEXTS = "StringIds"
 _READ_FLAGS = "capture with `nsys profile --trace=cuda,nvtx` around the steps of interest"
@@ -106,6 +106,8 @@ class Report(AbstractContextManager["Report"]):
         connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         connection.execute("PRAGMA query_only = 1")
+        # Now and then SQLite lets Python look whether it was interrupted.
+        connection.set_progress_handler(lambda: 0, _STEPS_BETWEEN_LOOKS)
         return connection
 
     @property
@@ -177,7 +179,13 @@ def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
 
 
 def refusal(source: Path, error: BaseException) -> ReportError:
-    """What it means for the reader that SQLite refused to read a report."""
+    """What it means for the reader that SQLite refused to read a report.
+
+    Raises:
+        KeyboardInterrupt: it did because of one.
+    """
+    if str(error) == "interrupted":
+        raise KeyboardInterrupt from None
     if "locked" in str(error):
         return ReportError(
             "is locked by another program, which writes to it", file=source, do="wait until that is done"
@@ -226,24 +234,36 @@ def _head(source: Path) -> bytes:
 def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
     """The plain SQLite file behind any accepted input."""
     if head.startswith((_GZIP, _ZSTD)):
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
-        plain = folder / (source.stem or "report")
-        _decompress(source, plain, head)
-        if not plain.stat().st_size:
-            raise NotAReport("the compressed file holds nothing", file=source, do="export the report again")
+        from nsysddp.ingest.packed import unpack
+
+        plain = stack.enter_context(scratch_folder()) / _plain_name(source)
+        unpack(source, plain, lambda first: _accept(source, plain, first))
         return _as_sqlite_plain(source, plain, _head(plain), stack, nsys)
     return _as_sqlite_plain(source, source, head, stack, nsys)
 
 
+def _plain_name(source: Path) -> str:
+    return source.stem or "report"
+
+
 def _as_sqlite_plain(source: Path, plain: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
+    _accept(source, plain, head)
     if head.startswith(_SQLITE):
         _check_complete(source, plain, head)
         return _settled(source, plain, stack)
-    if ".nsys-rep" in plain.name.lower() or ".qdrep" in plain.name.lower():
-        from nsysddp.ingest.nsys import export
+    from nsysddp.ingest.nsys import export
 
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-")))
-        return export(plain, folder / (plain.stem + ".sqlite"), nsys=nsys)
+    return export(plain, stack.enter_context(scratch_folder()) / (plain.stem + ".sqlite"), nsys=nsys)
+
+
+def _accept(source: Path, plain: Path, head: bytes) -> None:
+    """Refuse what is neither an export nor a report, by its first bytes and its name.
+
+    Raises:
+        NotAReport: it is neither.
+    """
+    if head.startswith(_SQLITE) or ".nsys-rep" in plain.name.lower() or ".qdrep" in plain.name.lower():
+        return
     if ".qdstrm" in source.name.lower():
         raise NotAReport(
             "is a raw .qdstrm stream that nsys has not imported yet",
@@ -266,7 +286,7 @@ def _settled(source: Path, plain: Path, stack: ExitStack) -> Path:
     log = _beside(database, "-wal")
     if not log.is_file() or log.stat().st_size <= _WAL_HEADER_BYTES:
         return plain
-    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsysddp-"))) / "report.sqlite"
+    copy = stack.enter_context(scratch_folder()) / "report.sqlite"
     try:
         before = [(one.stat().st_size, one.stat().st_mtime_ns) for one in (database, log)]
         shutil.copyfile(database, copy)
@@ -286,58 +306,23 @@ def _beside(database: Path, ending: str) -> Path:
     return database.with_name(database.name + ending)
 
 
-def _decompress(source: Path, target: Path, head: bytes) -> None:
-    try:
-        with target.open("wb") as out:
-            if head.startswith(_GZIP):
-                with gzip.open(source, "rb") as packed:
-                    shutil.copyfileobj(packed, out, 1 << 22)
-            else:
-                with source.open("rb") as raw:
-                    _unpack_zstd(raw, out)
-    except OSError as error:
-        if error.errno:
-            raise ReportError(f"cannot be unpacked: {error.strerror}", file=source) from error
-        raise NotAReport("the compressed file is damaged", file=source, do="pack it again") from error
-    except Exception as error:
-        if isinstance(error, (EOFError, ValueError)) or type(error).__name__ in ("ZstdError", "error"):
-            raise NotAReport(
-                "the compressed file is damaged or truncated", file=source, do="pack it again"
-            ) from error
-        raise
-
-
-def _unpack_zstd(raw: BinaryIO, out: BinaryIO) -> None:
-    """Unpack every frame; unlike ``copy_stream``, notice that the last one was cut off.
-
-    Raises:
-        EOFError: a frame is not complete; ZstdError: it is damaged.
-    """
-    import zstandard
-
-    frame = zstandard.ZstdDecompressor().decompressobj()
-    while block := raw.read(1 << 20):
-        while block:
-            if frame.eof:
-                frame = zstandard.ZstdDecompressor().decompressobj()
-            out.write(frame.decompress(block))
-            block = frame.unused_data if frame.eof else b""
-    if not frame.eof:
-        raise EOFError
+def promised_bytes(head: bytes) -> int | None:
+    """The size of a database by its first 100 bytes; None where they do not say it."""
+    page_size = int.from_bytes(head[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    pages = int.from_bytes(head[28:32], "big")
+    change_counter, valid_for = head[24:28], head[92:96]
+    return pages * page_size if change_counter == valid_for and pages else None
 
 
 def _check_complete(source: Path, plain: Path, head: bytes) -> None:
     """Compare the size that the SQLite header promises with the size on disk."""
     if len(head) < 100:
         raise NotAReport("the SQLite file is truncated", file=source, do="copy or export it again")
-    page_size = int.from_bytes(head[16:18], "big")
-    page_size = 65536 if page_size == 1 else page_size
-    pages = int.from_bytes(head[28:32], "big")
-    change_counter, valid_for = head[24:28], head[92:96]
-    size = plain.stat().st_size
-    if change_counter == valid_for and pages and size < pages * page_size:
+    size, promised = plain.stat().st_size, promised_bytes(head)
+    if promised is not None and size < promised:
         raise NotAReport(
-            f"the SQLite file is truncated: {size:,} of {pages * page_size:,} bytes",
+            f"the SQLite file is truncated: {size:,} of {promised:,} bytes",
             file=source,
             do="copy or export it again",
         )
@@ -358,10 +343,7 @@ def _inspect(report: Report) -> None:
     spelled = spelling()
     connection = report.connect()
     try:
-        listed = [
-            str(row[0])
-            for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
-        ]
+        listed = _real_tables(report, connection, spelled)
         columns = {
             spelled.get(name.lower(), name): frozenset(
                 spelled.get(str(row[1]).lower(), str(row[1]))
@@ -402,6 +384,26 @@ def _inspect(report: Report) -> None:
             file=report.path,
             do="export the report again with an unmodified nsys",
         )
+
+
+def _real_tables(report: Report, connection: sqlite3.Connection, spelled: Mapping[str, str]) -> list[str]:
+    """Names of the tables whose rows are in the file; what computes its rows is never read.
+
+    Raises:
+        UnsupportedSchema: one of the names that we read is a view or a virtual table; its rows need have no end.
+    """
+    listed = connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type IN ('table', 'view')")
+    real = []
+    for name, root in ((str(row[0]), row[1]) for row in listed):
+        if root:
+            real.append(name)
+        elif re.sub(r"_v\d+$", "", name.lower()) in spelled:
+            raise UnsupportedSchema(
+                f"{name} is a view or a virtual table, not a table of an export",
+                file=report.path,
+                do="export the report again with an unmodified nsys",
+            )
+    return real
 
 
 def _tables_text(columns: dict[str, frozenset[str]]) -> str:

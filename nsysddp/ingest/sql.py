@@ -17,10 +17,13 @@ NULL, and a table that is missing altogether has no rows. Values are bound, neve
 
 from __future__ import annotations
 
+import itertools
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -35,6 +38,12 @@ from nsysddp.model.names import visible
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SMALLEST_ROW_BYTES = 5
+"""No row of a table takes less in a file: three bytes of a cell and two that point to it."""
+MOST_CELL_BYTES = 16 << 20
+"""Of a cell that somebody's own query shows."""
+MOST_BYTES = 1 << 30
+"""Of all cells of such a query together."""
 BATCH_ROWS = 65_536
 THREADS = 2
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+)(?:\s+(?P<of>\w+))?:\s*(?P<value>.*)")
@@ -204,6 +213,16 @@ def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
             found = [dict(row) for row in result.mappings()]
     except (DBAPIError, UnicodeDecodeError) as error:
         raise _unreadable(report, query, getattr(error, "orig", None) or error) from error
+    _check_types(report, query, found)
+    return found
+
+
+def _check_types(report: Report, query: Query, found: list[dict[str, Any]]) -> None:
+    """Refuse what is no integer where the query promises some, and make text of text that was stored as a BLOB.
+
+    Raises:
+        ReportError: a value has a type that it cannot have.
+    """
     for name, meaning in query.columns.items():
         if meaning.startswith("INTEGER") and any(
             not isinstance(row[name], (int, type(None))) for row in found
@@ -211,9 +230,8 @@ def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
             raise _unreadable(report, query, TypeError(f"{name} holds what is no integer"))
         if meaning.startswith("TEXT"):
             for row in found:
-                if isinstance(row[name], bytes):  # text that was stored as a BLOB
+                if isinstance(row[name], bytes):
                     row[name] = row[name].decode("utf-8", "replace")
-    return found
 
 
 def _escaped(sql: str) -> str:
@@ -223,7 +241,7 @@ def _escaped(sql: str) -> str:
 
 def _unreadable(report: Report, query: Query, error: BaseException) -> ReportError:
     reason = " ".join(str(error).split())[:200]
-    if "is locked" in reason:
+    if "is locked" in reason or reason == "interrupted":
         return refusal(report.path, error)
     return ReportError(
         f"query {query.name} failed: {reason}", file=report.path, do="the export is damaged: export it again"
@@ -287,7 +305,7 @@ def scan(
         values: the query's further parameters, in the order of its header.
 
     Raises:
-        ReportError: SQLite refused, or a column changes its type.
+        ReportError: SQLite refused, a column changes its type, or there is no end to the rows.
     """
     query = get(name)
     edges = row_ranges(report, table)
@@ -298,12 +316,21 @@ def scan(
     edges[-1] = (edges[-1][0], (1 << 63) - 1)
     sql = query.bound_to(report)
     failures: list[BaseException] = []
+    read = [0] * len(edges)
+    most = report.database.stat().st_size // SMALLEST_ROW_BYTES
 
     def work(number: int, first: int, last: int) -> None:
         try:
             for batch in _batches(report, sql, first, last, values):
                 if failures:
                     return
+                read[number] += batch.num_rows
+                if sum(read) > most:
+                    raise ReportError(
+                        f"query {name} gives more rows than the file can hold",
+                        file=report.path,
+                        do="the export is damaged: export it again",
+                    )
                 consume(number, batch)
                 if progress:
                     progress(batch.num_rows)
@@ -363,11 +390,11 @@ def _batches(
         database.close()
 
 
-def run_bounded(report: Report, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+def run_named(report: Report, name: str, limit: int | None = None) -> Answer:
     """Column names and rows of a query over all rows of its table; for people, not for bulk.
 
     Raises:
-        QueryError: it takes parameters that only a caller knows.
+        QueryError: it takes parameters that only a caller knows, or the answer is too large.
     """
     query = get(name)
     if name == "host_identity":
@@ -380,34 +407,76 @@ def run_bounded(report: Report, name: str) -> tuple[list[str], list[tuple[Any, .
         raise QueryError(
             f"query {name} needs {', '.join(query.parameters)}", do="it is run by other commands"
         )
-    found = diagnostic_rows(report) if name == "diagnostics" else rows(report, name, **values)
+    if name == "diagnostics":
+        found = diagnostic_rows(report)[:limit]
+    else:
+        try:
+            columns, answered = _answer(report, query.bound_to(report), limit, values)
+        except sqlite3.Error as error:
+            raise _unreadable(report, query, error) from error
+        found = [dict(zip(columns, row, strict=True)) for row in answered]
+        _check_types(report, query, found)
     return list(query.columns), [tuple(row[column] for column in query.columns) for row in found]
 
 
-def run_user_sql(report: Report, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+Answer = tuple[list[str], list[tuple[Any, ...]]]
+"""Names of columns, and rows."""
+
+
+def run_user_sql(report: Report, sql: str, limit: int | None = None) -> Answer:
     """Column names and rows of any SELECT on a report, read-only.
 
     Raises:
-        QueryError: not a reading statement, more than one, or SQLite refused it.
+        QueryError: not a reading statement, more than one, SQLite refused it, or the answer is too large.
     """
-    connection = report.connect()
-
-    def only_reads(action: int, *_: Any) -> int:
-        reading = (
-            sqlite3.SQLITE_SELECT,
-            sqlite3.SQLITE_READ,
-            sqlite3.SQLITE_FUNCTION,
-            sqlite3.SQLITE_RECURSIVE,
-        )
-        return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
-
-    connection.set_authorizer(only_reads)
     try:
-        cursor = connection.execute(sql)
-        if cursor.description is None:
-            raise QueryError("the statement returns no rows", file=report.path, do="write one SELECT")
-        return [column[0] for column in cursor.description], cursor.fetchall()
+        return _answer(report, sql, limit, {})
     except (sqlite3.Error, sqlite3.Warning) as error:
+        if str(error) == "interrupted":
+            raise KeyboardInterrupt from None
         raise QueryError(f"SQLite refused the statement: {error}", file=report.path) from error
-    finally:
-        connection.close()
+
+
+def _answer(report: Report, sql: str, limit: int | None, values: Mapping[str, int]) -> Answer:
+    """The first ``limit`` rows of a statement that can only read.
+
+    Raises:
+        QueryError: they do not fit in memory, or it is no statement with rows; sqlite3.Error: SQLite refused it.
+    """
+    reading = (
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+    )
+    with closing(report.connect()) as connection:
+        connection.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
+        )
+        if sys.version_info >= (3, 11):  # before, a cell that is too large is made, seen and dropped
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES)
+        try:
+            cursor = connection.execute(sql, values)
+            if cursor.description is None:
+                raise QueryError("the statement returns no rows", file=report.path, do="write one SELECT")
+            return [column[0] for column in cursor.description], _bounded(cursor, limit)
+        except sqlite3.DataError as error:
+            raise _too_large(f"a cell holds more than {MOST_CELL_BYTES >> 20} MiB") from error
+
+
+def _bounded(cursor: sqlite3.Cursor, limit: int | None) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    total = 0
+    for row in itertools.islice(cursor, limit):
+        sizes = [len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row]
+        if max(sizes, default=0) > MOST_CELL_BYTES:
+            raise _too_large(f"a cell holds more than {MOST_CELL_BYTES >> 20} MiB")
+        total += sum(sizes)
+        if total > MOST_BYTES:
+            raise _too_large(f"the answer holds more than {MOST_BYTES >> 30} GiB")
+        rows.append(row)
+    return rows
+
+
+def _too_large(what: str) -> QueryError:
+    return QueryError(what, do="ask for fewer rows (--limit), or for a part with substr() or length()")

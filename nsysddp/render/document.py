@@ -5,18 +5,18 @@ The document is deterministic: same input, same bytes. Its form is ``document.sc
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
 from nsysddp.model.errors import UsageError
+from nsysddp.model.scratch import committing, scratch_folder
 from nsysddp.render.files import unwritable
+from nsysddp.render.tables import write_csv
 
 if TYPE_CHECKING:
     import polars as pl
@@ -205,25 +205,33 @@ def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
     check_target(folder, force=force)
     target = folder.resolve()
     try:
-        place = target if target.exists() else target.parent
-        beside = Path(tempfile.mkdtemp(prefix=".nsysddp-", dir=place))
-        try:
+        with scratch_folder(target if target.exists() else target.parent) as scratch:
+            beside = scratch / "result"
+            beside.mkdir()
             for name, frame in result.tables.items():
                 with (beside / f"{name}.csv").open("wb") as table:
-                    frame.write_csv(table)
+                    write_csv(frame, table)
             with (beside / _RESULT).open("w", encoding="utf-8") as stream:
                 write(result, stream)
-            if target.exists():
-                _forget(target)
-                for file in (*beside.glob("*.csv"), beside / _RESULT):
-                    file.replace(target / file.name)
-            else:
-                beside.chmod(0o777 & ~_umask())
-                beside.rename(target)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            with committing():
+                _move(beside, target, force=force)
     except OSError as error:
         raise unwritable(folder, error) from None
+
+
+def _move(beside: Path, target: Path, *, force: bool) -> None:
+    """Into the place of a folder that is not there, or file by file into one that is and may be changed."""
+    if force and target.is_dir():
+        _forget(target)
+        for file in (*beside.glob("*.csv"), beside / _RESULT):
+            file.replace(target / file.name)
+        return
+    try:
+        beside.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise UsageError(f"{target.name} exists", do="give --force, or another --out") from None
+        raise
 
 
 _RESULT = "result.json"
@@ -239,9 +247,3 @@ def _forget(folder: Path) -> None:
         # Cells are no lists, and a quote inside a text has a backslash before it.
         for name in re.findall(rb'"([a-z_]+)": \[', tables):
             (folder / f"{name.decode()}.csv").unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

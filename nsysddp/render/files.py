@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.scratch import publish, scratch_folder
 
 
 def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
@@ -37,18 +37,24 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A stream to a file beside ``path``, which takes its place when all has been written.
+
+    Args:
+        path: the place.
+        force: may it replace a file? Without, one that another process has put there meanwhile stays.
 
     Raises:
         UsageError: the place cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".nsysddp-") as folder:
-            beside = Path(folder) / path.name
+        with scratch_folder(path.parent) as folder:
+            beside = folder / "output"
             with beside.open("wb") as stream:
                 yield stream
-            beside.replace(path)
+            publish(beside, path, replace=force)
+    except FileExistsError:
+        raise UsageError("the file is there already", file=path, do="name another or give --force") from None
     except OSError as error:
         raise unwritable(path, error) from None
 

@@ -384,7 +384,7 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def save(figure: Figure, path: Path, *, data: str | None = None) -> None:
+def save(figure: Figure, path: Path, *, data: str | None = None, force: bool = True) -> None:
     """Write a picture as png, svg or pdf by its ending; the same picture gives the same bytes.
 
     It is written beside its place and renamed: never half a picture.
@@ -400,7 +400,7 @@ def save(figure: Figure, path: Path, *, data: str | None = None) -> None:
     import matplotlib as mpl
 
     kind = kind_of(path)
-    with whole_file(path) as stream, mpl.rc_context(STYLE), python_warnings.catch_warnings():
+    with whole_file(path, force=force) as stream, mpl.rc_context(STYLE), python_warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; it is no news for the reader.
         python_warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         more = {"metadata": metadata(kind)} if data is None else drawn.metadata(kind, data)

@@ -165,7 +165,7 @@ _WIDTH_IN, _PLOT_IN, _HEAD_IN = 10.0, 3.6, 1.25
 _LEFT, _AXES = 0.085, 0.885  # where the axes begin, and how wide they are, in widths of the page
 
 
-def draw_trend(trend: Trend, path: Path) -> None:
+def draw_trend(trend: Trend, path: Path, *, force: bool = True) -> None:
     """Draw a trend to ``path`` (png, svg or pdf by its ending): what is where?
 
     Dots are the run's worst rank (or the rank asked for) with its interval; the pale bar leads to its best
@@ -196,7 +196,7 @@ def draw_trend(trend: Trend, path: Path) -> None:
     }
     # Same trend, same bytes.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    with whole_file(path) as stream, mpl.rc_context(style):
+    with whole_file(path, force=force) as stream, mpl.rc_context(style):
         _compose(trend).savefig(stream, format=kind, dpi=200, metadata=metadata)
 
 
