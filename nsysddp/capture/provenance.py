@@ -7,7 +7,6 @@ working directory, host and user never.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     metavar="TEXT",
     help="Mixed into the tokens that replace names, so that a guessed name cannot be confirmed. Use one for a job.",
 )
+@click.option(
+    "--keep-identifiers",
+    is_flag=True,
+    help="Leave what looks like a host, an address or a mail in kernel and range names; otherwise it is <host> ...",
+)
 @click.option("--minimal", is_flag=True, help="Only the tables that the analyses read.")
 @click.option(
     "--format",
@@ -60,6 +65,7 @@ def command(
     keep_ranges: tuple[str, ...],
     hide: tuple[str, ...],
     salt: str,
+    keep_identifiers: bool,
     minimal: bool,
     form: str,
 ) -> None:
@@ -75,7 +81,9 @@ def command(
     from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
     from nsysddp.render.files import check_file
 
-    policy = Policy(keep_ranges=keep_ranges, hide=hide, salt=salt, minimal=minimal)
+    policy = Policy(
+        keep_ranges=keep_ranges, hide=hide, keep_identifiers=keep_identifiers, salt=salt, minimal=minimal
+    )
     outcomes = []
     targets = _targets(reports, output)
     for _, target in targets:
@@ -136,6 +144,9 @@ def _show(outcome: Redaction) -> None:
         + ", ".join(
             f"{kind} {outcome.names_kept.get(kind, 0):,}/{outcome.names_replaced.get(kind, 0):,}"
             for kind in kinds
+        )
+        + "".join(
+            f"; hidden in names: {what} {count:,}" for what, count in outcome.identifiers_hidden.items()
         )
         + f"; strings dropped: {outcome.strings_dropped:,}; cells cleared: {outcome.cells_cleared:,}; "
         f"payloads kept/cleared: {outcome.payloads_kept:,}/{outcome.payloads_cleared:,}",

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nsysddp.model.errors import EvidenceError
+from nsysddp.model.names import visible
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -25,6 +26,9 @@ _TIME, _DATE = 0, 0x21
 _ATTRIBUTES = 0o100644 << 16
 _SEAL = b"nsysddp evidence, sha256 of what precedes: "
 _LIMIT = 0xFFFF_FFFE
+_MOST_TIMES = 200
+_ALWAYS_BYTES = 256 << 20
+"""Tables, pages and exports pack 3 to 30 times; a small bundle may unpack to this in any case."""
 
 
 @dataclass(frozen=True)
@@ -90,38 +94,25 @@ def read(content: bytes) -> tuple[dict[str, bytes], list[str]]:
     _, _, _, _, count, index_size, index_at, seal_size = _END.unpack_from(content, at)
     if index_at + index_size > at:
         raise EvidenceError("damaged: its table of contents is not where it says", do="get the bundle again")
+    entries = _entries(content, count, index_at, at)
+    _refuse_bombs(entries, len(content))
     problems: list[str] = []
     found: list[_Member] = []
     members: dict[str, bytes] = {}
-    place = index_at
-    for _ in range(count):
-        if place + _CENTRAL.size > at or content[place : place + 4] != b"PK\1\2":
-            raise EvidenceError("damaged: its table of contents cannot be read", do="get the bundle again")
-        entry = _CENTRAL.unpack_from(content, place)
-        crc, packed_size, full_size, name_size, extra, comment, offset = (
-            *entry[7:10], entry[10], entry[11], entry[12], entry[16],
-        )  # fmt: skip
-        raw_name = content[place + _CENTRAL.size : place + _CENTRAL.size + name_size]
-        place += _CENTRAL.size + name_size + extra + comment
-        name = raw_name.decode("utf-8", "backslashreplace")
-        if offset + _LOCAL.size > index_at:
-            raise EvidenceError(f"damaged: {name} is not where it should be", do="get the bundle again")
-        local = _LOCAL.unpack_from(content, offset)
-        start = offset + _LOCAL.size + local[9] + local[10]
-        packed = content[start : start + packed_size]
+    for entry in entries:
+        packed = content[entry.start : entry.start + entry.packed_size]
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-        stored = entry[4] == 0  # by another program: still said what differs, below
         try:
             # A bound: a damaged or hostile stream must not unpack without end.
-            data = packed if stored else unpacker.decompress(packed, full_size + 1)
+            data = packed if entry.is_stored else unpacker.decompress(packed, entry.size + 1)
         except zlib.error:
             data = b""
-        if len(data) != full_size or zlib.crc32(data) != crc or unpacker.unused_data:
-            problems.append(f"{name}: its bytes are damaged")
-        if name in members:
-            problems.append(f"{name}: is in the archive twice")
-        found.append(_Member(name, crc, full_size, packed))
-        members[name] = data
+        if len(data) != entry.size or zlib.crc32(data) != entry.crc or unpacker.unused_data:
+            problems.append(f"{entry.name}: its bytes are damaged")
+        if entry.name in members:
+            problems.append(f"{entry.name}: is in the archive twice")
+        found.append(_Member(entry.name, entry.crc, entry.size, packed))
+        members[entry.name] = data
     if [member.name for member in found] != sorted({member.name for member in found}):
         problems.append("the members are not in their order")
     if _container(found) != content:
@@ -133,3 +124,65 @@ def read(content: bytes) -> tuple[dict[str, bytes], list[str]]:
             else "the archive was changed after it was written (its seal does not fit)"
         )
     return members, problems
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the table of contents says of a member."""
+
+    name: str
+    crc: int
+    size: int
+    packed_size: int
+    start: int
+    is_stored: bool
+    """By another program: read nevertheless, to say what differs."""
+
+
+def _entries(content: bytes, count: int, index_at: int, end_at: int) -> list[_Entry]:
+    """The table of contents.
+
+    Raises:
+        EvidenceError: it cannot be read.
+    """
+    entries = []
+    place = index_at
+    for _ in range(count):
+        if place + _CENTRAL.size > end_at or content[place : place + 4] != b"PK\1\2":
+            raise EvidenceError("damaged: its table of contents cannot be read", do="get the bundle again")
+        fields = _CENTRAL.unpack_from(content, place)
+        crc, packed_size, size, name_size, extra, comment = fields[7:13]
+        name = content[place + _CENTRAL.size : place + _CENTRAL.size + name_size].decode(
+            "utf-8", "backslashreplace"
+        )
+        place += _CENTRAL.size + name_size + extra + comment
+        offset = fields[16]
+        if offset + _LOCAL.size > index_at:
+            raise EvidenceError(
+                f"damaged: {visible(name)} is not where it should be", do="get the bundle again"
+            )
+        local = _LOCAL.unpack_from(content, offset)
+        start = offset + _LOCAL.size + local[9] + local[10]
+        entries.append(_Entry(name, crc, size, packed_size, start, is_stored=fields[4] == 0))
+    return entries
+
+
+def _refuse_bombs(entries: list[_Entry], archive_size: int) -> None:
+    """Refuse an archive that unpacks to more than a bundle can be, before anything is unpacked.
+
+    Members that share packed bytes could unpack to any size, so the packed sizes count too.
+
+    Raises:
+        EvidenceError: it is one.
+    """
+    unpacked = sum(entry.size for entry in entries)
+    if unpacked > max(_ALWAYS_BYTES, _MOST_TIMES * archive_size):
+        raise EvidenceError(
+            f"the archive would unpack to {unpacked:,} bytes, more than a bundle of its size can hold",
+            do="do not trust it; get the bundle again",
+        )
+    if sum(entry.packed_size for entry in entries) > archive_size:
+        raise EvidenceError(
+            "the archive has members that lie in each other",
+            do="do not trust it; get the bundle again",
+        )

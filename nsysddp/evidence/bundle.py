@@ -31,8 +31,8 @@ from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.model.names import visible
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.scratch import scratch_folder
-from nsysddp.render.tables import csv
 from nsysddp.model.warnings import Warning
+from nsysddp.render.tables import csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ import sqlite3
 import struct
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -54,6 +54,7 @@ class Policy:
         hide: patterns of names to replace by a token although they would be kept, kernels too (full match, ignoring
             case). A hidden kernel is classified by its token, hence as compute.
         salt: mixed into the tokens, so that nobody can confirm a guessed name; give the reports of one job the same.
+        keep_identifiers: leave alone what looks like a host, an address or a mail in the names that are kept.
         minimal: only the tables that the analyses read.
         window_ns: only what overlaps ``[start_ns, end_ns)`` of this report's time, with the launches of it. Step
             windows depend on the step before, so take in one more step than is to be recomputed.
@@ -61,6 +62,7 @@ class Policy:
 
     keep_ranges: tuple[str, ...] = ()
     hide: tuple[str, ...] = ()
+    keep_identifiers: bool = False
     salt: str = ""
     minimal: bool = False
     window_ns: tuple[int, int] | None = None
@@ -94,7 +96,8 @@ class Redaction:
         kept: tables of the copy.
         dropped: tables left out.
         names_kept: cells per kind of name that stayed as they were.
-        names_replaced: cells per kind that became a token or lost a path.
+        names_replaced: cells per kind that became a token or lost a part.
+        identifiers_hidden: names that lost what looked like a ``host``, ``address``, ``mail`` or ``url``.
         strings_dropped: rows of ``StringIds`` that no kept row refers to.
         cells_cleared: cells whose value had not the form that its column may have; they are null in the copy.
         payloads_kept: NVTX payloads of known layout, copied field by field.
@@ -106,6 +109,7 @@ class Redaction:
     dropped: tuple[DroppedTables, ...]
     names_kept: dict[str, int]
     names_replaced: dict[str, int]
+    identifiers_hidden: dict[str, int]
     strings_dropped: int
     cells_cleared: int
     payloads_kept: int
@@ -202,6 +206,8 @@ class AllowList(NamedTuple):
     settings: Mapping[str, tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]]
     names: Mapping[str, re.Pattern[str]]
     values: Mapping[str, re.Pattern[str]]
+    identifiers: Mapping[str, re.Pattern[str]]
+    """What may not be in a name that is kept, in the order in which it is looked for."""
     dropped: tuple[tuple[re.Pattern[str], str, str], ...]
 
     def rule_for(self, table: str) -> TableRule | None:
@@ -255,6 +261,10 @@ def allow_list() -> AllowList:
             for kind, patterns in names.items()
         },
         values={kind: re.compile(pattern) for kind, pattern in raw["values"].items()},
+        identifiers={
+            kind: re.compile(pattern, re.IGNORECASE | re.ASCII)
+            for kind, pattern in raw["identifiers"].items()
+        },
         dropped=tuple((re.compile(row["name"]), row["label"], row["why"]) for row in raw["dropped"]),
     )
 
@@ -276,6 +286,10 @@ _PATH = re.compile(
     r"|[\w.+@-]+(?:[/\\][\w.+@-]+){2,}"
 )
 _HOST_SETTING = re.compile(r"(?i)(host|computer|node)[ _]?name")
+_COULD_IDENTIFY = re.compile(r"[@.:-]|[0-9]{2}")
+"""Whatever looks like a machine or a person holds one of these; most names are spared the search."""
+_SHORTEST_HOST = 5
+"""A shorter word is as likely part of a kernel's name as the name of a host."""
 _FREE_TAIL = "optimizer.step#"
 """What follows it is free text, though the whole is the name of a phase."""
 
@@ -295,8 +309,10 @@ class Names:
         self._keep = _user_pattern(policy.keep_ranges, "--keep-ranges")
         self._hide = _user_pattern(policy.hide, "--hide")
         self._hosts = hosts
+        self._scrub_identifiers = not policy.keep_identifiers
+        self._own: re.Pattern[str] | None = None
         self._allow = allow_list()
-        self.redact: Callable[[str, str], str | None] = lru_cache(maxsize=1 << 16)(self._redact)
+        self.redact = lru_cache(maxsize=1 << 16)(self._redact)
 
     def _redact(self, kind: str, text: str) -> str | None:
         if kind in self._allow.values:
@@ -315,17 +331,41 @@ class Names:
         """A neutral name, equal for equal names in every report redacted with the same salt."""
         return f"{prefix}-{hashlib.blake2b(text.encode(), digest_size=6, key=self._key).hexdigest()}"
 
+    def hide_hosts(self, hosts: Iterable[str]) -> None:
+        """Hide the names of these hosts in other names too, with and without their domain."""
+        names = {part for host in hosts for part in (host, host.partition(".")[0])}
+        telling = sorted(
+            name for name in names if len(name) >= _SHORTEST_HOST and name.lower() != "localhost"
+        )
+        self._own = (
+            _any_of(
+                (rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])" for name in reversed(telling)), re.I
+            )
+            if telling and self._scrub_identifiers
+            else None
+        )
+        self.redact.cache_clear()
+
+    def _scrubbed(self, text: str) -> str:
+        """The text without paths and without what looks like a machine or a person."""
+        if self._scrub_identifiers and _COULD_IDENTIFY.search(text):
+            for kind, pattern in self._allow.identifiers.items():
+                text = pattern.sub(f"<{kind}>", text)
+        if self._own is not None:
+            text = self._own.sub("<host>", text)
+        return scrub_paths(text)
+
     def _hidden(self, text: str) -> bool:
         return self._hide is not None and self._hide.fullmatch(text) is not None
 
     def _kernel(self, text: str) -> str:
-        return self._token("kernel", text) if self._hidden(text) else scrub_paths(text.split("\0", 1)[0])
+        return self._token("kernel", text) if self._hidden(text) else self._scrubbed(text.split("\0", 1)[0])
 
     def _range(self, text: str) -> str:
         if self._hidden(text):
             return self._token("range", text)
         if self._keep is not None and self._keep.fullmatch(text):
-            return scrub_paths(text)
+            return self._scrubbed(text)
         if not text or parse_rank_mark(text) or parse_bucket_mark(text):
             return text
         if text.lower().startswith(_FREE_TAIL):
@@ -430,6 +470,7 @@ class _Copier:
         self.strings_dropped = self.cells_cleared = 0
         self.names_kept: Counter[str] = Counter()
         self.names_replaced: Counter[str] = Counter()
+        self.identifiers_hidden: Counter[str] = Counter()
 
     def run(self, report: Path, output_name: str) -> Redaction:
         try:
@@ -450,6 +491,7 @@ class _Copier:
             rules = {table: rule for table, rule in rules.items() if rule.minimal}
         payloads = Payloads(self._payload_fields(tables))
         self._define_functions(payloads)
+        self.names.hide_hosts(self._hosts(tables))
         self.db.execute("BEGIN")
         spans = self._spans(rules, tables)
         # Last come the tables whose rows depend on what the others kept.
@@ -476,6 +518,7 @@ class _Copier:
             dropped=dropped,
             names_kept=dict(sorted(self.names_kept.items())),
             names_replaced=dict(sorted(self.names_replaced.items())),
+            identifiers_hidden=dict(sorted(self.identifiers_hidden.items())),
             strings_dropped=self.strings_dropped,
             cells_cleared=self.cells_cleared,
             payloads_kept=payloads.kept,
@@ -512,6 +555,16 @@ class _Copier:
         }
         return {table: found for table, found in columns.items() if found}
 
+    def _hosts(self, tables: Mapping[str, list[str]]) -> list[str]:
+        """Names of hosts in the settings of the report."""
+        table = "TARGET_INFO_SYSTEM_ENV"
+        if not {"name", "value"} <= set(tables.get(table, ())):
+            return []
+        cells = 'CAST("name" AS BLOB), CAST("value" AS BLOB)'
+        settings = self.db.execute(f"SELECT {cells} FROM src.{quoted(table)}")  # noqa: S608
+        read = [[(cell or b"").decode(self.codec, "replace") for cell in row] for row in settings]
+        return [value for name, value in read if _HOST_SETTING.fullmatch(name)]
+
     def _define_functions(self, payloads: Payloads) -> None:
         def redacted(kind: str, raw: bytes | None) -> str | None:
             return None if raw is None else self._redacted(kind, raw.decode(self.codec, "replace"))
@@ -529,6 +582,12 @@ class _Copier:
             self.cells_cleared += 1
         else:
             (self.names_kept if result == text else self.names_replaced)[kind] += 1
+            if kind in ("kernel", "range") and result != text:
+                self.identifiers_hidden.update(
+                    what
+                    for what in self.allow.identifiers
+                    if result.count(f"<{what}>") > text.count(f"<{what}>")
+                )
         return result
 
     # Which rows and bytes

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from nsysddp.model.errors import NotAReport, ReportError
+from nsysddp.model.scratch import program
 
 EXPORT_LIMIT_S = 3600
 """A report of tens of gigabytes exports in well under this; beyond it the importer hangs."""
@@ -38,24 +39,24 @@ def export(report: Path, target: Path, *, nsys: str | None = None) -> Path:
     if sys.stderr.isatty():
         sys.stderr.write(f"exporting {report.name} with nsys ...\n")
     command = [program, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-    ended = _run([*command, "--include-blobs=true", str(report)], report)
-    if ended.returncode and "include-blobs" in ended.stdout + ended.stderr:
-        ended = _run([*command, str(report)], report)  # nsys before 2024.6 knows no such option
-    if ended.returncode or not target.is_file():
-        said = _cause(ended.stdout + "\n" + ended.stderr)
+    code, said = _run([*command, "--include-blobs=true", str(report)], report)
+    if code and "include-blobs" in said:
+        code, said = _run([*command, str(report)], report)  # nsys before 2024.6 knows no such option
+    if code or not target.is_file():
         raise NotAReport(
-            f"nsys {_installed(program)} cannot export it (the file names {_written_by(report)}): {said}",
+            f"nsys {_installed(program)} cannot export it (the file names {_written_by(report)}): {_cause(said)}",
             file=report,
             do="export it with the nsys that wrote it, or a newer one",
         )
     return target
 
 
-def _run(command: list[str], report: Path) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], report: Path) -> tuple[int, str]:
+    """Exit code and output of nsys."""
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=EXPORT_LIMIT_S, check=False
-        )
+        with program(command) as started:
+            said, _ = started.communicate(timeout=EXPORT_LIMIT_S)
+            return started.returncode, said.decode(errors="replace")
     except OSError as error:
         raise ReportError(
             f"nsys does not run: {error.strerror}", file=report, do="check the installation"

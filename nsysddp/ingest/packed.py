@@ -18,7 +18,7 @@ from nsysddp.model.errors import NotAReport, ReportError
 
 _GZIP = b"\x1f\x8b"
 _BLOCK_BYTES = 1 << 20
-_ZSTD_BLOCK_BYTES = 4096
+_ZSTD_HEAD_BYTES, _ZSTD_BLOCK_BYTES = 512, 4096
 """Packed bytes taken at a time: each four of them can become 128 KiB."""
 
 _MOST_TIMES = 200
@@ -123,11 +123,13 @@ def _zstd_blocks(source: Path) -> Iterator[bytes]:
 
     frame = zstandard.ZstdDecompressor().decompressobj()
     with source.open("rb") as raw:
-        while packed := raw.read(_ZSTD_BLOCK_BYTES):
+        packed = raw.read(_ZSTD_HEAD_BYTES)
+        while packed:
             while packed:
                 if frame.eof:
                     frame = zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(packed)
                 packed = frame.unused_data if frame.eof else b""
+            packed = raw.read(_ZSTD_BLOCK_BYTES)
     if not frame.eof:
         raise EOFError

@@ -105,7 +105,7 @@ def _make(place: Path) -> tuple[Path, int]:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 _take(lock)
-                if os.stat(path / _LOCK).st_ino == os.fstat(lock).st_ino:
+                if (path / _LOCK).stat().st_ino == os.fstat(lock).st_ino:
                     return path, lock
             except BaseException:
                 os.close(lock)

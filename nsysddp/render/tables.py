@@ -34,14 +34,21 @@ def _inert(frame: pl.DataFrame) -> pl.DataFrame:
 
     texts = [name for name, dtype in frame.schema.items() if dtype in (pl.String, pl.Categorical)]
     runs = [
-        pl.col(name).cast(pl.String).pipe(lambda text: text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER))
+        pl.col(name)
+        .cast(pl.String)
+        .pipe(lambda text: text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER))
         for name in texts
     ]
     made = frame.with_columns(
-        pl.when(run).then(pl.lit("'") + pl.col(name).cast(pl.String)).otherwise(pl.col(name).cast(pl.String)).alias(name)
+        pl.when(run)
+        .then(pl.lit("'") + pl.col(name).cast(pl.String))
+        .otherwise(pl.col(name).cast(pl.String))
+        .alias(name)
         for name, run in zip(texts, runs, strict=True)
     )
-    return made.rename({name: f"'{name}" for name in frame.columns if name[:1] in "=+-@\t\r\n＋－＝＠" and name})
+    return made.rename(
+        {name: f"'{name}" for name in frame.columns if name[:1] in "=+-@\t\r\n＋－＝＠" and name}
+    )
 
 
 def markdown(frame: pl.DataFrame) -> str:
