@@ -8,6 +8,7 @@ better than ``_MOST_TIMES``.
 from __future__ import annotations
 
 import gzip
+import itertools
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -44,9 +45,9 @@ def unpack(source: Path, target: Path, accept: Callable[[bytes], None]) -> None:
             raise NotAReport("the archive holds nothing", file=source, do="export the report again")
         accept(first[:100])
         bound = _bound(source, target, first[:100])
+        written = 0
         with target.open("wb") as out:
-            written = out.write(first)
-            for block in blocks:
+            for block in itertools.chain([first], blocks):
                 written += len(block)
                 if written > bound:
                     raise _too_much(source, bound)
