@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from nsysddp.model.errors import EvidenceError, UsageError
+from nsysddp.model.scratch import scratch_folder
 
 MEMBER = "manifest.json.sig"
 """Where a bundle holds its signature."""
@@ -76,8 +76,8 @@ def check(content: bytes, signature: bytes, signer: Path) -> str | None:
         UsageError: the file holds no public key. EvidenceError: there is no ssh-keygen.
     """
     keys = _public_keys(signer)
-    with tempfile.TemporaryDirectory() as folder:
-        allowed, signed = Path(folder) / "allowed", Path(folder) / "signature"
+    with scratch_folder() as folder:
+        allowed, signed = folder / "allowed", folder / "signature"
         allowed.write_text("".join(f'{_SIGNER} namespaces="{NAMESPACE}" {key}\n' for key in keys))
         signed.write_bytes(signature)
         done = _run(

@@ -393,6 +393,7 @@ def save(figure: Figure, path: Path, *, data: str | None = None, force: bool = T
         figure: the picture.
         path: where it goes.
         data: of ``drawn``: written into it, of png and svg.
+        force: may it replace a file?
 
     Raises:
         UsageError: the ending is unknown, or the place cannot be written.
