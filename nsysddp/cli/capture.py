@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,13 +117,13 @@ def settings_from(options: dict[str, Any]) -> Settings:
 
 def say(text: str) -> None:
     """Progress, on stderr."""
-    click.echo(text, err=True)
+    click.echo(visible(text), err=True)
 
 
 def show_details(failure: Failure) -> None:
     """What helps to find the cause, on stderr, before the one line that the command line prints."""
     for line in failure.details:
-        click.echo(f"  | {line}", err=True)
+        click.echo(f"  | {visible(line)}", err=True)
 
 
 def make_captures(plans: Sequence[Plan], options: dict[str, Any], done: Callable[..., None]) -> None:
@@ -216,7 +217,7 @@ def command(
         return
 
     def done(captured: Captured) -> None:
-        click.echo(f"{captured.plan.name} {captured.plan.repeat}: {captured.plan.folder}")
+        click.echo(visible(f"{captured.plan.name} {captured.plan.repeat}: {captured.plan.folder}"))
         click.echo(captured.verdict.rstrip())
         if save and captured.result is not None:
             click.echo(f"saved as run {_keep(captured, db)}", err=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.model.errors import UsageError
 
@@ -129,7 +130,7 @@ def command(
     found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
     if plot is not None:
         save_picture(draw_comparison(found), plot, force=force)
-        click.echo(f"wrote {plot}", err=True)
+        say(f"wrote {plot}")
     if form == "json":
         click.echo(json.dumps(as_dict(found), ensure_ascii=False))
     elif form == "markdown":
@@ -174,7 +175,7 @@ def runs_of(
 
                 capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
                 kept = keep(document.as_dict(loaded.result), url=db, run=capture)
-                click.echo(f"saved {source.name} as run {kept}", err=True)
+                say(f"saved {source.name} as run {kept}")
         sides.append(made)
     return sides[0], sides[1]
 

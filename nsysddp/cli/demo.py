@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.names import visible
 
 
 @click.command("demo", short_help="Two bundled captures side by side.")
@@ -44,4 +45,4 @@ def command(out: Path) -> None:
     screen = console()
     print_side_by_side(results, screen)
     screen.print()
-    screen.print(f"Pictures, tables and JSON: {out.resolve()}", soft_wrap=True)
+    screen.print(f"Pictures, tables and JSON: {visible(str(out.resolve()))}", soft_wrap=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.model.names import visible
+
 if TYPE_CHECKING:
     from nsysddp.model.result import Result
 
@@ -19,6 +21,11 @@ format_option: Callable[[Any], Any] = click.option(
     show_default=True,
     help="What goes to stdout.",
 )
+
+
+def say(line: str) -> None:
+    """Say on stderr what was done; names in it cannot steer the terminal."""
+    click.echo(visible(line), err=True)
 
 
 def emit(result: Result, form: str, table: str, text: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ import click
 
 from nsysddp.cli.check import gather as gather_claims
 from nsysddp.cli.compare import spread
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 
 
@@ -108,4 +109,4 @@ def command(
     content = archive.write(members)
     with whole_file(out, force=force) as stream:
         stream.write(content)
-    click.echo(f"wrote {out} ({len(content):,} bytes)", err=True)
+    say(f"wrote {out} ({len(content):,} bytes)")

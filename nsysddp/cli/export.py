@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 
 
@@ -37,4 +38,4 @@ def command(request: Request, out: Path, force: bool) -> None:
     path = context.paths if request.from_ms is None and request.to_ms is None else None
     with whole_file(out, force=force) as stream:
         slices = write_perfetto(context, stream, critical_path=path)
-    click.echo(f"wrote {out} ({slices:,} slices)", err=True)
+    say(f"wrote {out} ({slices:,} slices)")

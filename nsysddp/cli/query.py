@@ -81,13 +81,14 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
 
     from nsysddp.ingest import sql
     from nsysddp.ingest.report import open_report
+    from nsysddp.model.inputs import read_text
     from nsysddp.model.names import visible
 
     with open_report(path) as report:
         if name.endswith(".sql"):
             file = Path(name)
             try:
-                text = file.read_text(encoding="utf-8")
+                text = read_text(file)
             except (OSError, UnicodeDecodeError) as error:
                 raise QueryError(
                     f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})", file=file

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.inputs import read_text
 from nsysddp.model.units import ns_from_us
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def reading_of(request: Request) -> Reading:
     rules = None
     if request.rules is not None:
         try:
-            rules = request.rules.read_text(encoding="utf-8")
+            rules = read_text(request.rules)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"the rules cannot be read ({type(error).__name__})", file=request.rules
+                f"the rules cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})",
+                file=request.rules,
             ) from None
     selection = request.selection()
     return Reading(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 
 
@@ -43,4 +44,4 @@ def command(request: Request, out: Path, force: bool) -> None:
     )
     with whole_file(out, force=force) as stream:
         stream.write(page.encode("utf-8"))
-    click.echo(f"wrote {out}", err=True)
+    say(f"wrote {out}")

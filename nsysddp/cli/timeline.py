@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
 
 
@@ -49,4 +50,4 @@ def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -
     check_file(out, force=force, inputs=request.inputs)
     context = context_of(request.load(launches=True), request.selection())
     save(draw_timeline(context, ranks=ranks), out, force=force)
-    click.echo(f"wrote {out}", err=True)
+    say(f"wrote {out}")

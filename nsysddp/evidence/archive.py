@@ -25,7 +25,8 @@ _TIME, _DATE = 0, 0x21
 
 _ATTRIBUTES = 0o100644 << 16
 _SEAL = b"nsysddp evidence, sha256 of what precedes: "
-_LIMIT = 0xFFFF_FFFE
+MOST_BYTES = 0xFFFF_FFFE
+"""Of an archive, and of a member: more the format cannot say."""
 _MOST_TIMES = 200
 _ALWAYS_BYTES = 256 << 20
 """Tables, pages and exports pack 3 to 30 times; a small bundle may unpack to this in any case."""
@@ -52,7 +53,9 @@ def write(members: Mapping[str, bytes]) -> bytes:
         made.append(
             _Member(name, zlib.crc32(content), len(content), packer.compress(content) + packer.flush())
         )
-    if sum(len(member.packed) for member in made) > _LIMIT or any(member.size > _LIMIT for member in made):
+    if sum(len(member.packed) for member in made) > MOST_BYTES or any(
+        member.size > MOST_BYTES for member in made
+    ):
         raise EvidenceError("the bundle would be larger than 4 GB", do="bundle fewer steps with --steps")
     return _container(made)
 

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.inputs import read_text
 from nsysddp.model.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from nsysddp.questions.compare import (
     JOB_METRICS,
@@ -359,9 +360,11 @@ def read_claims(file: Path) -> Claims:
     else:
         import tomli as tomllib
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read ({type(error).__name__})", file=file) from None
+        raise UsageError(
+            f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})", file=file
+        ) from None
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from nsysddp.model.errors import EvidenceError, UsageError
+from nsysddp.model.inputs import read_bytes
 from nsysddp.model.scratch import scratch_folder
 
 MEMBER = "manifest.json.sig"
@@ -33,7 +34,7 @@ def check_key(key: Path) -> None:
     """
     _program()
     try:
-        key.read_bytes()
+        read_bytes(key)
     except OSError as error:
         raise UsageError(
             f"the key cannot be read ({error.strerror})", file=key, do="give a private key of OpenSSH"
@@ -91,7 +92,7 @@ def check(content: bytes, signature: bytes, signer: Path) -> str | None:
 
 def _public_keys(signer: Path) -> list[str]:
     try:
-        lines = signer.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_bytes(signer).decode("utf-8", "replace").splitlines()
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror})", file=signer, do=_PUB) from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
+from nsysddp.model.inputs import read_text
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
@@ -291,7 +292,7 @@ def read_capture(path: Path) -> dict[str, Any]:
         CaptureError: it is none.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise CaptureError(f"not a readable run.json ({type(error).__name__})", file=path) from None
     if not isinstance(content, dict) or not str(content.get("format", "")).startswith("nsysddp run "):
@@ -430,7 +431,7 @@ def _measured(source: Source) -> dict[str, list[float]]:
     for path in source.extra:
         if path.name == "summary.json":
             try:
-                ranks = json.loads(path.read_text(encoding="utf-8")).get("ranks") or []
+                ranks = json.loads(read_text(path)).get("ranks") or []
                 rates = [float(rank["throughput"]["per_rank"]) for rank in ranks if "throughput" in rank]
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise CaptureError("not a readable summary of a workload", file=path) from None

@@ -32,6 +32,7 @@ from nsysddp.evidence import archive, bundle, signature
 from nsysddp.evidence.claims import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
+from nsysddp.model.inputs import read_bytes
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
 from nsysddp.render.tables import csv
@@ -165,7 +166,7 @@ def verify(file: Path, given: Sequence[Path] = (), *, signer: Path | None = None
 
 def _read(file: Path) -> tuple[dict[str, bytes], list[str]]:
     try:
-        return archive.read(file.read_bytes())
+        return archive.read(read_bytes(file, archive.MOST_BYTES))
     except OSError as error:
         raise EvidenceError(f"cannot be read ({error.strerror})", file=file) from None
     except EvidenceError as error:

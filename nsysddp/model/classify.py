@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.inputs import read_bytes, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -142,13 +143,13 @@ def load_rules(user_file: str | Path | None = None) -> Rules:
     if user_file is None:
         return Rules(shipped)
     own = _parse(Path(user_file))
-    digest = hashlib.sha256(Path(user_file).read_bytes()).hexdigest()
+    digest = hashlib.sha256(read_bytes(Path(user_file))).hexdigest()
     return Rules(own + shipped, own=len(own), sha256=digest)
 
 
 def _parse(path: Path) -> tuple[Rule, ...]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
     except OSError as error:
         raise UsageError(f"cannot read the rules: {error.strerror}", file=path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

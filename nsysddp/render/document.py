@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import nsysddp
 from nsysddp.model.errors import UsageError
 from nsysddp.model.scratch import committing, scratch_folder
-from nsysddp.render.files import unwritable
+from nsysddp.render.files import resolved, unwritable
 from nsysddp.render.tables import write_csv
 
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> N
     Raises:
         UsageError: it holds an input, exists and may not be replaced, is a file, or has no folder to be in.
     """
-    target = folder.resolve()
+    target = resolved(folder)
     for one in inputs:
-        places = (one.resolve(), one.parent.resolve() / one.name)
+        places = (resolved(one), resolved(one.parent) / one.name)
         if any(target in (place, *place.parents) for place in places):
             raise UsageError(f"--out {target.name} holds the input {one.name}", do="name another folder")
     if folder.exists() and not folder.is_dir():
@@ -203,7 +203,7 @@ def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
         UsageError: as in ``check_target``, or a file cannot be written.
     """
     check_target(folder, force=force)
-    target = folder.resolve()
+    target = resolved(folder)
     try:
         with scratch_folder(target if target.exists() else target.parent) as scratch:
             beside = scratch / "result"

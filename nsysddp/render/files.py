@@ -26,13 +26,14 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
         with suppress(OSError):  # one of them is not there
             if path.samefile(one):
                 raise UsageError("is an input of this command", file=path, do="name another place")
+    folder = resolved(path).parent
     if path.is_dir():
         raise UsageError("is a folder", file=path, do="name a file in it")
     if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
         raise UsageError("is no regular file", file=path, do="name a file")
     if path.exists() and not force:
         raise UsageError("the file is there already", file=path, do="name another or give --force")
-    if not path.resolve().parent.is_dir():
+    if not folder.is_dir():
         raise UsageError("its folder does not exist", file=path, do="create it first")
 
 
@@ -57,6 +58,18 @@ def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         raise UsageError("the file is there already", file=path, do="name another or give --force") from None
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def resolved(path: Path) -> Path:
+    """The place that a path names.
+
+    Raises:
+        UsageError: it is a link that leads back to itself.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        raise UsageError("is a link to itself", file=path, do="name another place") from None
 
 
 def unwritable(path: Path, error: OSError) -> UsageError:

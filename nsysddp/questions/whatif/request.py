@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.inputs import read_text
 from nsysddp.model.units import ns_from_ms
 
 
@@ -60,7 +61,7 @@ def sizes(path: str) -> tuple[int, ...]:
     """Bytes of parameters from a JSON list."""
     file = Path(path)
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = json.loads(read_text(file))
     except OSError as error:
         raise UsageError(f"cannot read the parameter sizes: {error.strerror}", file=file.name) from error
     except ValueError as error:
