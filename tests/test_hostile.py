@@ -22,7 +22,7 @@ from builder import Export
 from command import run
 
 from nsysddp.evidence import archive
-from nsysddp.evidence.redact import Policy, redact
+from nsysddp.evidence.redact import Names, Policy, redact
 from nsysddp.ingest import packed
 from nsysddp.ingest.report import open_report
 from nsysddp.model.errors import EvidenceError
@@ -384,3 +384,14 @@ def test_what_was_written_cannot_steer_the_terminal(command: str, report: Path, 
     assert place.exists()
     assert "\\x1b]0;x\\x07.png" in ran.err
     assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "piece", ["0", "a-", "a.", "a/", "/a", "a@", "1.", "a:", "lambda at ", "ab-1", "~/.", "a://"]
+)
+def test_a_name_of_a_million_letters_is_searched_in_one_pass(piece: str) -> None:
+    """A pattern that looks at every pair of places would be at it for hours."""
+    names = Names(Policy(keep_ranges=(".*",)), {})
+    text = piece * (1_000_000 // len(piece))
+    assert names.redact("kernel", text) is not None
+    assert names.redact("range", text) is not None
