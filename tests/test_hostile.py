@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import sqlite3
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +22,7 @@ from builder import Export
 from command import run
 
 from nsysddp.evidence import archive
-from nsysddp.evidence.redact import Policy, redact
+from nsysddp.evidence.redact import Names, Policy, redact
 from nsysddp.ingest import packed
 from nsysddp.ingest.report import open_report
 from nsysddp.model.errors import EvidenceError
@@ -321,3 +324,74 @@ def test_names_of_real_kernels_stay(name: str, tmp_path: Path) -> None:
     assert done.identifiers_hidden == {}
     with open_report(tmp_path / "b.sqlite") as copy, closing(copy.connect()) as db:
         assert name in {row[0] for row in db.execute("SELECT value FROM StringIds")}
+
+
+# Surroundings
+
+
+@pytest.mark.parametrize("how", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_without_a_place_for_messages_the_exit_code_still_tells(
+    how: str, report: Path, tmp_path: Path
+) -> None:
+    program = f"{sys.executable} -c 'from nsysddp.cli import main; main()'"
+
+    def code(words: str) -> int:
+        return subprocess.run(
+            f"{program} {words} {how}", shell=True, stdout=subprocess.PIPE, check=False
+        ).returncode
+
+    assert code(f"timeline {report} -o {tmp_path}/a.png") == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert code(f"analyze {tmp_path}/none.sqlite") == 3
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "giant"])
+def test_small_inputs_end(kind: str, report: Path, tmp_path: Path) -> None:
+    place = tmp_path / "x.sql"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    else:
+        with place.open("wb") as stream:
+            stream.truncate(1 << 40)
+    why = "larger than 16 MiB" if kind == "giant" else "a pipe or a device"
+    for words in (
+        ["analyze", report, "--rules", place],
+        ["check", report, "--claims", place],
+        ["query", place, report],
+        ["verify", place],
+        ["evidence", report, "--claims", place, "-o", tmp_path / "e.zip"],
+    ):
+        ran = run(*words)
+        assert ran.code in (1, 2)
+        assert (why if words[0] != "verify" or kind != "giant" else "larger than 4095 MiB") in ran.line
+
+
+def test_a_link_to_itself_is_no_output(report: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    for words in (["report", report, "-o"], ["analyze", report, "--out"], ["redact", report, "-o"]):
+        ran = run(*words, tmp_path / "a", "--force")
+        assert ran.code == 2
+        assert "a: is a link to itself" in ran.line
+
+
+@pytest.mark.parametrize("command", ["timeline", "report", "export", "evidence"])
+def test_what_was_written_cannot_steer_the_terminal(command: str, report: Path, tmp_path: Path) -> None:
+    place = tmp_path / "\x1b]0;x\x07.png"
+    ran = run(command, report, "--perfetto" if command == "export" else "-o", place)
+    assert ran.code == 0, ran.err
+    assert place.exists()
+    assert "\\x1b]0;x\\x07.png" in ran.err
+    assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "piece", ["0", "a-", "a.", "a/", "/a", "a@", "1.", "a:", "lambda at ", "ab-1", "~/.", "a://"]
+)
+def test_a_name_of_a_million_letters_is_searched_in_one_pass(piece: str) -> None:
+    """A pattern that looks at every pair of places would be at it for hours."""
+    names = Names(Policy(keep_ranges=(".*",)), {})
+    text = piece * (1_000_000 // len(piece))
+    assert names.redact("kernel", text) is not None
+    assert names.redact("range", text) is not None

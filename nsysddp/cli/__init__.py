@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import io
+import os
 import signal
 import sys
 from difflib import get_close_matches
@@ -139,9 +140,21 @@ def main(argv: list[str] | None = None) -> None:
 
     A signal ends the process at once, with nothing left behind (see ``nsysddp.model.scratch``).
     """
+    _open_closed_streams()
     with scratch.signals_end():
         scratch.remove_abandoned()
         _run(argv)
+
+
+def _open_closed_streams() -> None:
+    """Where a stream was closed (``2>&-``), open nothing's: else the next file that is opened would take its place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def _run(argv: list[str] | None) -> None:
@@ -176,8 +189,6 @@ def _run(argv: list[str] | None) -> None:
         _say("not enough memory for this report; analyse a part of it with --steps, or fewer ranks at a time")
         sys.exit(1)
     except Exception as error:
-        import os
-
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _say(f"the output cannot be written ({error.strerror}); make room, or write it elsewhere")
             # Python flushes once more at exit: let that go nowhere.
@@ -203,4 +214,5 @@ def _interruption() -> int | None:
 def _say(line: str) -> None:
     from nsysddp.model.names import visible
 
-    click.echo(f"nsysddp: error: {visible(line)}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told, but the exit code still says it
+        click.echo(f"nsysddp: error: {visible(line)}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,8 @@ format_option: Callable[[Any], Any] = click.option(
 
 def say(line: str) -> None:
     """Say on stderr what was done; names in it cannot steer the terminal."""
-    click.echo(visible(line), err=True)
+    with suppress(OSError):  # it was done, even if nobody can be told
+        click.echo(visible(line), err=True)
 
 
 def emit(result: Result, form: str, table: str, text: Callable[[], None]) -> None:

@@ -276,14 +276,14 @@ def _any_of(patterns: Iterable[str], flags: int = 0) -> re.Pattern[str]:
 # Names
 
 _WHERE_DEFINED = re.compile(
-    r"((?:lambda|unnamed (?:struct|class|union|enum)|anonymous (?:struct|class|union)) at ).*?(:\d+:\d+)"
+    r"((?:lambda|unnamed (?:struct|class|union|enum)|anonymous (?:struct|class|union)) at ).{0,4096}?(:\d+:\d+)"
 )
 _SEGMENT = r"[^\s/\\:<>()\[\]{}'\",;|*?&=]+"
 _PATH = re.compile(
     # absolute, of a drive, of a home, or relative to a dot; else relative with a file name or three segments
     rf"(?<![\w<])(?<!operator)(?:[A-Za-z]:|~[\w.-]*|\.{{1,2}})?(?:[/\\]{_SEGMENT})+[/\\]?"
-    r"|[\w.+@-]+(?:[/\\][\w.+@-]+)*[/\\][\w+@-]+\.[A-Za-z]\w{0,4}\b"
-    r"|[\w.+@-]+(?:[/\\][\w.+@-]+){2,}"
+    r"|[\w.+@-]{1,255}(?:[/\\][\w.+@-]+)*[/\\][\w+@-]+\.[A-Za-z]\w{0,4}\b"
+    r"|[\w.+@-]{1,255}(?:[/\\][\w.+@-]+){2,}"
 )
 _HOST_SETTING = re.compile(r"(?i)(host|computer|node)[ _]?name")
 _COULD_IDENTIFY = re.compile(r"[@.:-]|[0-9]{2}")
