@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "load": "nsysddp.join.load",
-    "analyze": "nsysddp.questions.analysis",
-    "ask": "nsysddp.questions.question",
+    "analyze": "nsysddp.questions.asking",
+    "ask": "nsysddp.questions.asking",
     "Trace": "nsysddp.model.trace",
     "Result": "nsysddp.model.result",
     "NsysddpError": "nsysddp.model.errors",
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nsysddp.model.errors import NsysddpError
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
-    from nsysddp.questions.analysis import analyze
-    from nsysddp.questions.question import ask
+    from nsysddp.questions.asking import analyze, ask
 
 
 def __getattr__(name: str) -> Any:

@@ -12,18 +12,18 @@ _HOME = {
     "ANALYSES": "analysis",
     "Context": "context",
     "Selection": "steps",
-    "analyze": "analysis",
+    "analyze": "asking",
     "answer": "analysis",
-    "ask": "question",
+    "ask": "asking",
     "context_of": "context",
 }
 
 __all__ = ["ANALYSES", "Context", "Selection", "analyze", "answer", "ask", "context_of"]
 
 if TYPE_CHECKING:
-    from nsysddp.questions.analysis import ANALYSES, analyze, answer
+    from nsysddp.questions.analysis import ANALYSES, answer
+    from nsysddp.questions.asking import analyze, ask
     from nsysddp.questions.context import Context, context_of
-    from nsysddp.questions.question import ask
     from nsysddp.questions.steps import Selection
 
 

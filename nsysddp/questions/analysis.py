@@ -15,13 +15,11 @@ from nsysddp.model import schema
 from nsysddp.model.result import Result
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import collectives, overlap, own_time
-from nsysddp.questions.context import Context, context_of
 from nsysddp.questions.findings import find
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
-    from nsysddp.model.trace import Trace
-    from nsysddp.questions.steps import Selection
+    from nsysddp.questions.context import Context
 
 
 @dataclass(frozen=True)
@@ -94,19 +92,6 @@ ANALYSES: tuple[Analysis, ...] = (
     ),
 )
 """Every table of `nsysddp analyze`, in order."""
-
-
-def analyze(trace: Trace, selection: Selection | None = None) -> Result:
-    """How much communication of this run is really hidden, and what is the rest?
-
-    Args:
-        trace: as loaded.
-        selection: which windows; every step by default.
-
-    Returns:
-        All tables of ``schema.TABLES``, findings, assumptions and warnings.
-    """
-    return answer(context_of(trace, selection))
 
 
 def answer(context: Context) -> Result:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from nsysddp.model.result import Result
     from nsysddp.model.schema import Table
-    from nsysddp.model.trace import Trace
     from nsysddp.questions.context import Context
     from nsysddp.questions.steps import Selection
 
@@ -168,31 +167,3 @@ def question(name: str) -> Question:
     found = import_module(f"nsysddp.questions.{key}").QUESTION
     assert isinstance(found, Question)
     return found
-
-
-def ask(trace: Trace, name: str, **options: Any) -> Result:
-    """Ask a question about a run.
-
-    Args:
-        trace: as of ``load``; ``load(..., reads=...)`` of what the question needs gives the full answer.
-        name: of the question, such as ``"contention"`` (``nsysddp.questions.asked()`` lists them).
-        options: fields of ``Selection`` (``per``, ``from_ns``, ``to_ns``, ``first_step``, ``last_step``,
-            ``skip_warmup``) and the question's own.
-
-    Returns:
-        Its tables, findings, assumptions and warnings.
-
-    Raises:
-        UsageError: there is no such question or option, or the selection leaves nothing.
-    """
-    from dataclasses import fields
-
-    from nsysddp.questions.context import context_of
-    from nsysddp.questions.steps import Selection
-
-    wanted = question(name)
-    names = {one.name for one in fields(Selection)}
-    selection = Selection(**{key: value for key, value in options.items() if key in names})
-    return wanted.answer(
-        context_of(trace, selection), **{key: value for key, value in options.items() if key not in names}
-    )
