@@ -108,7 +108,7 @@ def test_a_signal_ends_a_query_that_never_ends(
 
 AT = {
     "unpacking": "import nsysddp.ingest.packed as m\nm._bound = lambda *_: wait()",
-    "reading": "import nsysddp.join.load as m\nm._read = lambda *_: wait()",
+    "reading": "import nsysddp.ingest.gpu as m\nm.read = lambda *_: wait()",
     "a picture": "import nsysddp.render.timeline as m\nm.draw_timeline = lambda *_, **__: wait()",
     "writing": "import nsysddp.render.files as m\nm.publish = lambda *_, **__: wait()",
 }
