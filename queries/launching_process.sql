@@ -3,6 +3,7 @@
 -- row: one row if so, else none
 -- optional CUPTI_ACTIVITY_KIND_RUNTIME: globalTid, nameId
 -- optional StringIds: id, value
+-- distinct: CUPTI_ACTIVITY_KIND_RUNTIME
 -- parameter pid: INTEGER, process id on its host
 -- column found: INTEGER, always 1
 SELECT 1 AS found

@@ -3,6 +3,7 @@
 -- row: one distinct text
 -- needs StringIds: id, value
 -- optional NVTX_EVENTS: textId
+-- distinct: NVTX_EVENTS
 -- column id: INTEGER, StringIds.id
 -- column value: TEXT, the text
 SELECT s.id AS id, s.value AS value

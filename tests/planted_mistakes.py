@@ -35,6 +35,7 @@ SETS = ("tests/test_properties.py", "-k", "algebra or bounds or lengths or union
 CASES = "tests/test_cases.py"
 INGEST = "tests/test_ingest.py"
 IDLE = ("tests/test_idle.py",)
+FOLDERS = "tests/test_folders.py"
 
 MISTAKES = (
     Mistake(
@@ -278,6 +279,27 @@ MISTAKES = (
         "start > -2305843009213693952",
         "start >= -2305843009213693952",
         (INGEST, "-k", "shapes_stay"),
+    ),
+    Mistake(
+        "folders of tables whose bytes are copied as text into the database",
+        "ingest/columnar.py",
+        "CAST(? AS TEXT)",
+        "?",
+        (FOLDERS, "-k", "anybodys"),
+    ),
+    Mistake(
+        "the last piece of a range of rows left out",
+        "ingest/columnar.py",
+        "first, last + 1)",
+        "first, max(last, first + 1))",
+        (FOLDERS, "-k", "in_two_parts"),
+    ),
+    Mistake(
+        "only different rows of a table kept for a question that counts",
+        "ingest/columnar.py",
+        "whole = whole or table not in distinct",
+        "whole = False",
+        (FOLDERS, "-k", "rows_are_counted"),
     ),
     Mistake(
         "devices merged over processes",

@@ -19,12 +19,14 @@ import pytest
 from builder import Export
 from click.testing import CliRunner
 from conftest import ROOT
+from folders import as_folder
 
 from nsysddp.capture import failures, provenance, run, tool
 from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
 from nsysddp.capture.run import Plan
 from nsysddp.cli.capture import command as capture_command
+from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import AnalysisError, NsysddpError, UsageError
 
 VERSION = "2025.3.1.90-253135822126v0"
@@ -200,6 +202,31 @@ def test_good_cpu_capture_is_exported_and_says_that_overlap_is_not_proved(
     assert set(content["files"]) == {"README.md", "log.txt", "report.nsys-rep", "report.sqlite"}
     assert "cannot be proved on CPU" in (made.folder / "README.md").read_text()
     assert (made.folder / "log.txt").read_text().count("trained") == 2
+
+
+def test_an_export_can_be_a_folder_of_parquet_files(
+    fake: Callable[..., str], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    fake()
+    as_folder(tmp_path / "export.sqlite", tmp_path / "export_pqtdir")
+    settings = Settings(backend="gloo", export="parquetdir")
+    made = plan(fake(export_does=f'cp -r "{tmp_path}/export_pqtdir" "$out"'), "", settings=settings)
+    captured = capture(made)
+    assert [path.name for path in captured.exports] == ["report_pqtdir"]
+    assert is_export(made.folder / "report_pqtdir")
+    assert [path.name for path in made.folder.iterdir() if path.name.startswith(".")] == []
+    assert "report_pqtdir/StringIds.parquet" in record(made)["files"]
+    assert any("--type=parquetdir" in word for argv in record(made)["command"]["export"] for word in argv)
+    assert "nsysddp analyze report_pqtdir" in (made.folder / "README.md").read_text()
+    assert [path.name for path in capture(made, force=True).exports] == ["report_pqtdir"]  # replaces its own
+
+
+def test_an_unfinished_folder_is_removed(fake: Callable[..., str], plan: Callable[..., Plan]) -> None:
+    settings = Settings(backend="gloo", export="parquetdir")
+    broken = 'mkdir "$out"; echo half > "$out/StringIds.parquet"; echo no space; exit 1'
+    made = plan(fake(export_does=broken), "", settings=settings)
+    assert failure_keeping_export(made).kind == "export_failed"
+    assert not [path for path in made.folder.iterdir() if path.is_dir()]
 
 
 def test_run_json_keeps_the_environment_and_the_output_of_the_program_out(

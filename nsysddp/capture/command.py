@@ -28,6 +28,7 @@ class Settings:
     gpu_metrics: bool = False
     cuda_graph_trace: Literal["node", "graph"] = "node"
     capture_range: Literal["profiler", "none"] = "profiler"
+    export: Literal["sqlite", "parquetdir"] = "sqlite"
 
     @property
     def waits_for_profiler_start(self) -> bool:
@@ -86,10 +87,16 @@ def profile_argv(
     return wrap_ranks(target, recorder, python=python) if settings.per_rank else [*recorder, *target]
 
 
-def export_argv(nsys: str, report: Path, sqlite: Path, *, blobs: bool = True) -> list[str]:
+EXPORT_ENDINGS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir"}
+"""Type of an export to how its name ends after that of the report, as nsys itself names them."""
+
+
+def export_argv(
+    nsys: str, report: Path, target: Path, *, kind: str = "sqlite", blobs: bool = True
+) -> list[str]:
     """How is a report exported? ``blobs`` (message sizes of NCCL) needs an nsys that knows --include-blobs."""
-    argv = [nsys, "export", "--type=sqlite", "--quiet=true"]
-    return [*argv, *(["--include-blobs=true"] if blobs else []), f"--output={sqlite}", str(report)]
+    argv = [nsys, "export", f"--type={kind}", "--quiet=true"]
+    return [*argv, *(["--include-blobs=true"] if blobs else []), f"--output={target}", str(report)]
 
 
 _FLAGS = {"--standalone", "--run-path", "--no-python", "-m", "--module", "--virtual-local-rank"}

@@ -1,7 +1,8 @@
 """How is one capture made, from the launch to a folder that explains itself?
 
     <out>/<name>-<repeat>/
-        report.nsys-rep, report.sqlite   what nsys recorded, and its export (one pair a rank with --per-rank)
+        report.nsys-rep, report.sqlite   what nsys recorded, and its export (one pair a rank with --per-rank); with
+                                         --export parquetdir the folder report_pqtdir
         records_rank*.jsonl, summary.json  what a preset workload measured itself
         log.txt                          what nsys and the program printed
         run.json                         where all this comes from, and how it ended
@@ -90,11 +91,12 @@ class Plan:
         return command.profile_argv(self.recorder(), self.settings, self.target, python=python)
 
     def export(self, report: Path) -> list[str]:
-        """The command line that exports a report, to a hidden file that is renamed when it's whole."""
+        """The command line that exports a report, to a hidden place that is renamed when it's whole."""
         if self.nsys is None:
             raise ValueError("nothing to export without nsys")
         blobs = self.nsys.exports_blobs
-        return command.export_argv(self.nsys.path, report, _hidden(report), blobs=blobs)
+        kind = self.settings.export
+        return command.export_argv(self.nsys.path, report, _hidden(report, kind), kind=kind, blobs=blobs)
 
     def reports(self) -> list[Path]:
         """The reports that nsys is to write, as far as the number of ranks is known."""
@@ -227,8 +229,8 @@ def check_machine(plans: Sequence[Plan]) -> provenance.Machine:
     return machine
 
 
-def _hidden(report: Path) -> Path:
-    return report.with_name(f".{report.stem}.sqlite")
+def _hidden(report: Path, kind: str) -> Path:
+    return report.with_name(f".{report.stem}{command.EXPORT_ENDINGS[kind]}")
 
 
 def prepare_folder(folder: Path, *, force: bool, say: Callable[[str], None]) -> None:
@@ -442,7 +444,7 @@ def _export(plan: Plan, report: Path, env: dict[str, str], record: _Record, time
     Raises:
         Failure: nsys could not export it.
     """
-    hidden, log = _hidden(report), Path(env["TMPDIR"]) / "export.txt"
+    hidden, log = _hidden(report, plan.settings.export), Path(env["TMPDIR"]) / "export.txt"
     log.unlink(missing_ok=True)
     try:
         argv = plan.export(report)
@@ -463,9 +465,9 @@ def _export(plan: Plan, report: Path, env: dict[str, str], record: _Record, time
                 do="the report may be incomplete; capture again, or export it with a newer nsys",
                 details=tuple(failures.log_lines(text)[-8:]),
             )
-        return hidden.replace(report.with_suffix(".sqlite"))
+        return hidden.replace(hidden.with_name(hidden.name.removeprefix(".")))
     finally:
-        hidden.unlink(missing_ok=True)
+        shutil.rmtree(hidden, ignore_errors=True) if hidden.is_dir() else hidden.unlink(missing_ok=True)
 
 
 def _summary(plan: Plan) -> dict[str, Any] | None:
@@ -668,6 +670,7 @@ def _readme(plan: Plan, verdict: str) -> None:
     listing = {
         "report*.nsys-rep": "what Nsight Systems recorded; opens in its GUI",
         "report*.sqlite": "its export, which nsysddp reads",
+        "report*_pqtdir": "its export, which nsysddp reads",
         "report*.qdstrm": "a recording that still has to be imported",
         "records_rank*.jsonl": "what each rank measured itself: one line an iteration",
         "summary.json": "the same summed up, and whether the replicas are equal",
@@ -676,9 +679,8 @@ def _readme(plan: Plan, verdict: str) -> None:
         "run.json": "command, configuration, versions, GPUs, exit states, hashes of the files",
     }
     files = [f"- `{name}`: {text}" for name, text in listing.items() if any(plan.folder.glob(name))]
-    again = (
-        f"    nsysddp analyze {' '.join(path.name for path in sorted(plan.folder.glob('report*.sqlite')))}"
-    )
+    exports = sorted(plan.folder.glob(f"report*{command.EXPORT_ENDINGS[plan.settings.export]}"))
+    again = f"    nsysddp analyze {' '.join(path.name for path in exports)}"
     lines = [
         f"# {plan.name}, repeat {plan.repeat}",
         "",
@@ -694,6 +696,6 @@ def _readme(plan: Plan, verdict: str) -> None:
         "",
         "The reports and the log hold the environment and the command line of the run: `nsysddp redact` them before",
         "you hand them on.",
-        *(["", "## Analyse it again", "", again] if any(plan.folder.glob("report*.sqlite")) else []),
+        *(["", "## Analyse it again", "", again] if exports else []),
     ]
     (plan.folder / "README.md").write_text("\n".join(lines) + "\n")

@@ -90,6 +90,13 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Record from cudaProfilerStart to Stop, or the whole program.",
         ),
         click.option(
+            "--export",
+            default="sqlite",
+            show_default=True,
+            type=click.Choice(["sqlite", "parquetdir"]),
+            help="Form of the export; parquetdir (nsys >= 2024.6) is smaller and faster to read.",
+        ),
+        click.option(
             "--nsys", "nsys_path", metavar="PATH", help="The nsys to use; default: found by itself."
         ),
         click.option(

@@ -14,12 +14,13 @@ def command(report: Path | None) -> None:
     from nsysddp.render.doctor import print_report, print_versions
     from nsysddp.render.text import console
 
-    found = None
+    found = []
     if report is not None:
+        from nsysddp.ingest.columnar import reports_of
         from nsysddp.ingest.inspect import inspect
 
-        found = inspect(report)
+        found = [inspect(one) for one in reports_of(report)]
     screen = console()
     print_versions(screen)
-    if found is not None:
-        print_report(screen, found)
+    for one in found:
+        print_report(screen, one)

@@ -84,7 +84,7 @@ def _run(name: str, path: Path, limit: int | None) -> pl.DataFrame:
     from nsysddp.model.inputs import read_text
     from nsysddp.model.names import visible
 
-    with open_report(path) as report:
+    with open_report(path, every_table=name.endswith(".sql")) as report:
         if name.endswith(".sql"):
             file = Path(name)
             try:

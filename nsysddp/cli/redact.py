@@ -74,13 +74,16 @@ def command(
     Only what an allow-list names is copied: the timeline, kernel names without paths, known range names, hardware.
     Environment, command line, host and user names, paths, other processes and program output are not; host names
     become host-1, host-2 ... over all REPORTs of one call. An analysis of the copy gives the numbers of the original.
+    The copy of a folder of tables is a folder of Parquet files, unless its name ends in .sqlite.
 
     The copy still tells the wall-clock start of the session, process ids, GPU models, UUIDs and bus addresses, and
     the names of kernels (see --hide).
     """
     from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
+    from nsysddp.ingest.columnar import reports_of
     from nsysddp.render.files import check_file
 
+    reports = tuple(report for given in reports for report in reports_of(given))
     policy = Policy(
         keep_ranges=keep_ranges, hide=hide, keep_identifiers=keep_identifiers, salt=salt, minimal=minimal
     )
@@ -98,7 +101,9 @@ def command(
 
 
 def _targets(reports: tuple[Path, ...], output: Path) -> list[tuple[Path, Path]]:
-    """Each report with the path of its copy; a copy of a packed report is not packed."""
+    """Each report with the path of its copy; a copy of a packed report is not packed, that of a folder is one."""
+    from nsysddp.ingest.columnar import is_export
+
     if len(reports) == 1 and not output.is_dir():
         return [(reports[0], output)]
     if output.exists() and not output.is_dir():
@@ -113,7 +118,11 @@ def _targets(reports: tuple[Path, ...], output: Path) -> list[tuple[Path, Path]]
             f"two reports are named {twice}", do="redact them in two calls, with the same --salt"
         )
     output.mkdir(parents=True, exist_ok=True)
-    return [(report, output / f"{name}.sqlite") for report, name in zip(reports, names, strict=True)]
+    endings = ["" if is_export(report) else ".sqlite" for report in reports]
+    return [
+        (report, output / f"{name}{ending}")
+        for report, name, ending in zip(reports, names, endings, strict=True)
+    ]
 
 
 def _show(outcome: Redaction) -> None:

@@ -27,8 +27,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nsysddp.evidence.copied import write_folder
+from nsysddp.ingest.columnar import quoted
 from nsysddp.ingest.diagnostics import public
-from nsysddp.ingest.report import open_report, quoted
+from nsysddp.ingest.report import open_report
 from nsysddp.model.errors import EvidenceError, NotAReport, UsageError
 from nsysddp.model.markers import (
     DEFAULT_PHASE_PATTERNS,
@@ -37,7 +39,7 @@ from nsysddp.model.markers import (
     parse_rank_mark,
 )
 from nsysddp.model.names import natural
-from nsysddp.model.scratch import publish, scratch_folder
+from nsysddp.model.scratch import committing, publish, scratch_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -136,11 +138,12 @@ def redact(
     """Which copy of this report can be shared? Writes it, and says what it kept and dropped.
 
     Args:
-        report: an export of Nsight Systems, also compressed; opened read-only and never changed.
-        output: the copy; written beside and renamed, so it is complete or absent.
+        report: an export of Nsight Systems, also compressed or a folder of tables; opened read-only and never changed.
+        output: the copy; written beside and renamed, so it is complete or absent. It is a SQLite file; of a folder of
+            tables a folder of Parquet files, unless its name ends in ``.sqlite``.
         policy: what to keep and hide beyond the defaults.
         hosts: host name -> alias (``host-1`` ...), shared and extended by the calls for the reports of one job.
-        force: replace an existing ``output``.
+        force: replace an existing ``output`` that is a file.
 
     Raises:
         UsageError: ``output`` exists (without ``force``) or is the report; a pattern or window is malformed.
@@ -154,16 +157,24 @@ def redact(
         raise UsageError(f"the window [{policy.window_ns[0]}, {policy.window_ns[1]}) ns is empty")
     if output.exists() and report.exists() and output.samefile(report):
         raise UsageError("the copy would replace the report itself", file=output, do="choose another -o")
+    if output.is_dir():
+        raise UsageError("is a folder", file=output, do="choose another -o")
     if output.exists() and not force:
         raise UsageError("exists already", file=output, do="choose another -o or add --force")
     if not output.parent.is_dir():
         raise UsageError("the folder for the copy does not exist", file=output)
-    with open_report(report) as opened:
+    with open_report(report, every_table=True) as opened:
+        opened.supply(*(table for table in opened.tables if allow_list().rule_for(table)), counted=True)
         try:
             with scratch_folder(output.parent) as folder:
                 copy = folder / "copy.sqlite"
                 outcome = _Copier(opened.uri, copy, policy, names).run(report, output.name)
-                publish(copy, output, replace=force)
+                if opened.columnar is None or output.suffix == ".sqlite":
+                    publish(copy, output, replace=force)
+                else:
+                    write_folder(copy, folder / "copy")
+                    with committing():
+                        (folder / "copy").replace(output)
         except FileExistsError:
             raise UsageError("exists already", file=output, do="choose another -o or add --force") from None
         except OSError as error:
@@ -180,6 +191,7 @@ def aliases_of_hosts(reports: Iterable[str | os.PathLike[str]]) -> dict[str, str
     for report in reports:
         with open_report(Path(report)) as opened, contextlib.closing(opened.connect()) as db:
             if opened.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+                opened.supply("TARGET_INFO_SYSTEM_ENV")
                 settings = db.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV").fetchall()
                 found |= {str(value) for name, value in settings if _HOST_SETTING.fullmatch(str(name))}
     return {host: f"host-{n:0{len(str(len(found)))}}" for n, host in enumerate(sorted(found, key=natural), 1)}

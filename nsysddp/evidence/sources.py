@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsysddp.ingest.columnar import exports_in, is_export, table_files
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.model.inputs import read_text
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
@@ -149,8 +150,9 @@ class File:
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """What the file is."""
-        return cls(visible(path.name), path.stat().st_size, sha256_of(path))
+        """What the file is; of a folder that is an export, the size and hash of its tables together."""
+        parts = table_files(path) if path.is_dir() else [path]
+        return cls(visible(path.name), sum(part.stat().st_size for part in parts), sha256_of(path))
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Loaded:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes.
+    """SHA-256 of a file's bytes, or of an export that is a folder.
 
     Raises:
         ReportError: it cannot be read, or is a pipe.
@@ -237,21 +239,26 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _reports(folder: Path) -> tuple[Path, ...]:
-    for ending in REPORTS:
-        files = (path for path in folder.iterdir() if path.name.endswith(ending) and path.is_file())
-        found = sorted(files, key=_natural)
-        if found:
-            return tuple(found)
-    raise NotAReport(
-        "holds neither run.json nor a report", file=folder, do="give a capture folder or reports"
-    )
+    files = sorted((path for path in folder.iterdir() if path.is_file()), key=_natural)
+    by_form = [[path for path in files if path.name.endswith(ending)] for ending in REPORTS]
+    by_form.insert(-1, exports_in(folder))  # rather than to export the .nsys-rep beside them again
+    found = next((some for some in by_form if some), None)
+    if found is None:
+        raise NotAReport(
+            "holds neither run.json nor a report", file=folder, do="give a capture folder or reports"
+        )
+    return tuple(found)
+
+
+def _is_report(path: Path) -> bool:
+    return not path.is_dir() or is_export(path)
 
 
 def ranks_of_one_run(paths: Sequence[Path]) -> list[Source]:
     """Sources of paths of which reports together are the ranks of one run, and each folder is one run or several."""
     _must_exist(paths)
-    reports = tuple(path for path in paths if not path.is_dir())
-    made = [one for path in paths if path.is_dir() for one in folder_sources(path)]
+    reports = tuple(path for path in paths if _is_report(path))
+    made = [one for path in paths if not _is_report(path) for one in folder_sources(path)]
     if reports:
         made.insert(0, Source(", ".join(path.name for path in reports), reports))
     return _distinct(made)
@@ -263,7 +270,7 @@ def repeats(paths: Sequence[Path]) -> list[Source]:
     made = [
         one
         for path in paths
-        for one in (folder_sources(path) if path.is_dir() else [Source(path.name, (path,))])
+        for one in ([Source(path.name, (path,))] if _is_report(path) else folder_sources(path))
     ]
     return _distinct(made)
 

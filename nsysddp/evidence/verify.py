@@ -31,6 +31,7 @@ import nsysddp
 from nsysddp.evidence import archive, bundle, signature
 from nsysddp.evidence.claims import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
+from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
 from nsysddp.model.inputs import read_bytes
 from nsysddp.model.names import visible
@@ -372,8 +373,7 @@ def _sources(
     """The runs of each side from the files that have the hashes in the manifest, under the names that they had."""
     by_hash: dict[str, list[Path]] = {}
     for path in given:
-        inside = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-        for one in inside:
+        for one in _files_of(path):
             by_hash.setdefault(File.of(one).sha256, []).append(one.absolute())
     _refuse_others(bundle_file, plan, by_hash)
     sides: dict[str, list[Source]] = {"new": [], "base": []}
@@ -401,6 +401,13 @@ def _sources(
             )
         sides[run.side].append(Source(run.name, tuple(places[: run.reports]), tuple(places[run.reports :])))
     return sides
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The files in a folder, of which a folder that is an export counts as one; else the path itself."""
+    if not path.is_dir() or is_export(path):
+        return [path]
+    return [one for inside in sorted(path.iterdir()) for one in _files_of(inside)]
 
 
 def _refuse_others(bundle_file: Path, plan: _Plan, by_hash: Mapping[str, Sequence[Path]]) -> None:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 TIME_LIMIT_NS = 1 << 61
 """Times beyond this (73 years) cannot be real and would overflow when clocks are aligned."""
 
-SMALLEST_ROW_BYTES = 8
-"""No row of a GPU event takes less in a file."""
-
 _WORTH_SHARING = 100_000
 """Rows from which on not copying is worth importing Arrow's machinery for it."""
 
@@ -47,6 +44,12 @@ class Codes:
     def values(self) -> list[int]:
         """The encoded values; a value's position is its code."""
         return list(self._code)
+
+    def settle(self) -> list[int]:
+        """Number the values in ascending order, whichever thread met which first; the new code of each old one."""
+        before = self.values
+        self._code = {value: code for code, value in enumerate(sorted(before))}
+        return [self._code[value] for value in before]
 
     def encode(self, values: Column, *, add: bool = True) -> Column:
         """Codes of the values as int32; -1 for a value that is new while ``add`` is off."""
@@ -139,7 +142,7 @@ class Bulk:
         ranges: first and last rowid of each range.
         dtypes: column to numpy type.
         report: file name for messages.
-        file_bytes: size of the file, which bounds the rows that can be in it whatever their numbers are.
+        most: how many rows can be in the file at all, whatever their numbers are.
     """
 
     def __init__(
@@ -147,10 +150,9 @@ class Bulk:
         ranges: Sequence[tuple[int, int]],
         dtypes: Mapping[str, type[np.generic]],
         report: str,
-        file_bytes: int,
+        most: int,
     ) -> None:
         self._report = report
-        most = file_bytes // SMALLEST_ROW_BYTES
         sizes = [min(max(last - first + 1, 0), most) for first, last in ranges]
         self._begin = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
         self._filled = [0] * len(sizes)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Bulk, Codes, frame, integers, plausible
+from nsysddp.ingest.columns import NONE, Bulk, Codes, integers, plausible
 from nsysddp.ingest.report import GRAPH_NODES, GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
 from nsysddp.model.errors import MissingTable
 from nsysddp.model.names import visible
 from nsysddp.model.schema import P2P_COPY
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import polars as pl
     from numpy.typing import NDArray
 
     from nsysddp.model.classify import Rules
@@ -100,10 +100,10 @@ def read(
     )
     ranges = [sql.row_ranges(report, table) for _, table, _ in tables]
     first_part = np.cumsum([0, *map(len, ranges)]).tolist()
-    file_bytes = report.database.stat().st_size
-    everything = Bulk([one for some in ranges for one in some], _FIELDS, report.name, file_bytes)
+    most = sql.most_rows(report)
+    everything = Bulk([one for some in ranges for one in some], _FIELDS, report.name, most)
     rest = [one for some in ranges[1:] for one in some]
-    sizes = Bulk(rest, {"bytes": np.int64}, report.name, file_bytes)
+    sizes = Bulk(rest, {"bytes": np.int64}, report.name, most)
     lanes = _Lanes()
     names: list[tuple[str, str]] = []
     nameless = _Nameless(report)
@@ -121,8 +121,10 @@ def read(
         if number == 0:
             kernels, unnamed = everything.rows, missing
     columns = {name: everything.column(name) for name in _FIELDS}
+    code = processes.settle()
+    settled = [(code[process], device) for process, device in lanes.values]
     return GpuEvents(
-        columns, sizes.column("bytes"), lanes.values, lanes.spans, names, everything.dropped, kernels, unnamed
+        columns, sizes.column("bytes"), settled, lanes.spans, names, everything.dropped, kernels, unnamed
     )
 
 
@@ -296,8 +298,7 @@ def _scan(
     has_bytes = "bytes" in sql.get(query).columns
     has_graph = "graph_node" in sql.get(query).columns
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         if not rows.height:
             return
         file = report.name

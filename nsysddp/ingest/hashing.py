@@ -1,14 +1,19 @@
 """What is the SHA-256 of a file? Found in a thread of its own, beside other work.
 
+That of a folder of tables is what ``sha256sum *.parquet | sha256sum`` prints in it (names in byte order).
+
 Standard library only: hashing of a large report can start before the libraries that read it are imported.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+
+from nsysddp.ingest.columnar import is_export, reports_of, table_files
 
 _BLOCK_BYTES = 8 << 20  # long enough that waiting for the interpreter lock in between does not count
 
@@ -17,7 +22,7 @@ class Hashing:
     """The hash of a file, being computed.
 
     Args:
-        path: a regular file.
+        path: a regular file, or a folder that is an export.
 
     Attributes:
         error: what kept it from being read to its end.
@@ -33,17 +38,24 @@ class Hashing:
         self._thread.start()
 
     def _work(self) -> None:
-        digest = hashlib.sha256()
-        block = memoryview(bytearray(_BLOCK_BYTES))
         try:
-            with self._path.open("rb", buffering=0) as handle:
-                while size := handle.readinto(block):
-                    digest.update(block[:size])
-                    self._may_run.wait()
+            if self._path.is_dir():
+                files = sorted(table_files(self._path), key=lambda path: os.fsencode(path.name))
+                lines = [f"{self._digest_of(file)}  ".encode() + os.fsencode(file.name) for file in files]
+                self._digest = hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
+            else:
+                self._digest = self._digest_of(self._path)
         except OSError as error:
             self.error = error
-            return
-        self._digest = digest.hexdigest()
+
+    def _digest_of(self, file: Path) -> str:
+        digest = hashlib.sha256()
+        block = memoryview(bytearray(_BLOCK_BYTES))
+        with file.open("rb", buffering=0) as handle:
+            while size := handle.readinto(block):
+                digest.update(block[:size])
+                self._may_run.wait()
+        return digest.hexdigest()
 
     def pause(self) -> None:
         """Leave the cores to others, from the next block on."""
@@ -71,14 +83,18 @@ def _version(path: Path) -> tuple[Path, int, int, int]:
 
 def hash_ahead(paths: Iterable[Path]) -> None:
     """Start on files that will be asked for soon; what is no regular file is somebody else's to refuse."""
-    for path in paths:
-        if path.is_file():
+    for path in (report for given in paths for report in reports_of(given)):
+        if _can_be_hashed(path):
             _ahead[_version(path)] = Hashing(path)
+
+
+def _can_be_hashed(path: Path) -> bool:
+    return path.is_file() or is_export(path)
 
 
 def hashing_of(path: Path) -> Hashing:
     """The hash of a file, under way since ``hash_ahead`` or from now on."""
-    ahead = _ahead.pop(_version(path), None) if path.is_file() else None
+    ahead = _ahead.pop(_version(path), None) if _can_be_hashed(path) else None
     return ahead or Hashing(path)
 
 

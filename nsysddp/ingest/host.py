@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Codes, Gathered, frame, integers, plausible
+from nsysddp.ingest.columns import NONE, Codes, Gathered, integers, plausible
 from nsysddp.ingest.gpu import strings
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
@@ -22,7 +22,6 @@ from nsysddp.model.markers import parse_bucket_mark, parse_rank_mark
 from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 THREAD_MASK = 0xFFFFFF
@@ -267,8 +266,7 @@ def read_launches(
     lock = threading.Lock()
     left_out = [0, 0]
 
-    def consume(_: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(_: int, rows: pl.DataFrame) -> None:
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
@@ -335,8 +333,7 @@ def read_nvtx(
     if report.has(NVTX, "textId"):
         text_ids = interest.decide_registered(report)
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file, null=_NEVER)
@@ -534,8 +531,7 @@ def read_calls(
     """Every runtime and driver call of the profiled processes (schema.CALLS, process = code, unaligned)."""
     gathered = Gathered()
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
@@ -598,8 +594,7 @@ def _sync_table(
 ) -> pl.DataFrame:
     gathered = Gathered()
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         file = report.name
         process = integers(rows, "process", np.int64, file, null=_NOBODY)
         code = processes_of(process, processes)
@@ -638,8 +633,7 @@ def read_metrics(report: Report) -> pl.DataFrame:
     }
     gathered = Gathered()
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         gathered.add(
             part,
             {

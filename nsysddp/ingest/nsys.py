@@ -1,4 +1,4 @@
-"""Export an ``.nsys-rep`` to SQLite through the nsys that is installed."""
+"""Export an ``.nsys-rep`` through the nsys that is installed: to Parquet where it can, else to SQLite."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import NotAReport, ReportError
 from nsysddp.model.scratch import program
 
 EXPORT_LIMIT_S = 3600
 """A report of tens of gigabytes exports in well under this; beyond it the importer hangs."""
 
+TABLES = (
+    "StringIds", "CUPTI_.*", "CUDA_GRAPH.*", "NVTX_.*", "GPU_METRICS", "TARGET_INFO_.*", "META_DATA_.*",
+    "DIAGNOSTIC_EVENT", "PROCESSES", "ANALYSIS_DETAILS",
+)  # fmt: skip
+"""What any question reads, as patterns of nsys; samples, scheduling and system calls are often most of a report."""
+
 _VERSION = re.compile(rb"20\d\d\.\d+\.\d+(?:\.\d+)?")
 _HEAD_BYTES = 1 << 16
 
 
-def export(report: Path, target: Path, *, nsys: str | None = None) -> Path:
-    """Write the SQLite export of a report, with NVTX payloads where this nsys can export them.
+def export(report: Path, folder: Path, *, nsys: str | None = None, every_table: bool = False) -> Path:
+    """Export a report, with NVTX payloads where this nsys can; the folder of tables or SQLite file that it became.
 
     Args:
         report: the ``.nsys-rep`` (or ``.qdrep``) file; never changed.
-        target: the SQLite file to write, in a folder of ours.
+        folder: a folder of ours to write into.
         nsys: the executable; searched on PATH if None.
+        every_table: also those that no question of ours reads.
 
     Raises:
         ReportError: there is no nsys; NotAReport: nsys cannot read the file (both versions are named).
     """
-    program = shutil.which(nsys or "nsys")
-    if program is None:
+    executable = shutil.which(nsys or "nsys")
+    if executable is None:
         raise ReportError(
             "is an Nsight Systems report that must be exported first, and nsys is not on PATH",
             file=report,
@@ -38,17 +46,26 @@ def export(report: Path, target: Path, *, nsys: str | None = None) -> Path:
         )
     if sys.stderr.isatty():
         sys.stderr.write(f"exporting {report.name} with nsys ...\n")
-    command = [program, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-    code, said = _run([*command, "--include-blobs=true", str(report)], report)
-    if code and "include-blobs" in said:
-        code, said = _run([*command, str(report)], report)  # nsys before 2024.6 knows no such option
-    if code or not target.is_file():
-        raise NotAReport(
-            f"nsys {_installed(program)} cannot export it (the file names {_written_by(report)}): {_cause(said)}",
-            file=report,
-            do="export it with the nsys that wrote it, or a newer one",
-        )
-    return target
+    tables = [] if every_table else [f"--tables={','.join(TABLES)}"]
+    said = ""
+    # nsys before 2024.6 writes no Parquet with payloads, and before that knows no payloads at all.
+    for kind, options in (
+        ("parquetdir", ["--include-blobs=true", *tables]),
+        ("sqlite", ["--include-blobs=true"]),
+        ("sqlite", []),
+    ):
+        if kind == "sqlite" and not options and "include-blobs" not in said:
+            break
+        target = folder / f"{report.stem}.{kind}"
+        command = [executable, "export", "--type", kind, "--force-overwrite", "true", "--output", str(target)]
+        code, said = _run([*command, *options, str(report)], report)
+        if not code and (is_export(target) if kind == "parquetdir" else target.is_file()):
+            return target
+    raise NotAReport(
+        f"nsys {_installed(executable)} cannot export it (the file names {_written_by(report)}): {_cause(said)}",
+        file=report,
+        do="export it with the nsys that wrote it, or a newer one",
+    )
 
 
 def _run(command: list[str], report: Path) -> tuple[int, str]:

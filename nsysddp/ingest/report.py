@@ -1,4 +1,4 @@
-"""Open one nsys SQLite export, safely: what it is, which tables and columns it has, what it can answer.
+"""Open one nsys export, safely: what it is, which tables and columns it has, what it can answer.
 
 A report is opened read-only and never changed. Capabilities come from the tables and columns found, never from
 a version number; a table that is missing and one without rows are the same thing.
@@ -13,19 +13,24 @@ import sqlite3
 import urllib.parse
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsysddp.ingest.columnar import OF_NSYS, Columnar, exports_in, is_export, quoted
 from nsysddp.ingest.hashing import Hashing, hashing_of
+from nsysddp.ingest.nsys import export
 from nsysddp.model.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from sqlalchemy.engine import Engine
+
+    Exporter = Callable[[Path, Path], Path]
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -43,9 +48,9 @@ KNOWN_MAJOR = 3
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_ONE_TABLE = (b"PAR1", b"ARROW1")
 _WAL_HEADER_BYTES = 32
 _STEPS_BETWEEN_LOOKS = 1_000_000
-_OF_NSYS = ("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS")
 _TEXTS = "StringIds"
 _READ_FLAGS = "capture with `nsys profile --trace=cuda,nvtx` around the steps of interest"
 
@@ -55,9 +60,10 @@ class Report(AbstractContextManager["Report"]):
     """One open export. Use as a context manager; temporary files go away with it.
 
     Attributes:
-        path: the file as the user gave it.
-        database: the SQLite file that is read (a temporary one for compressed input, ``.nsys-rep``, or a report
-            whose latest changes are still in a file beside it).
+        path: the file or folder as the user gave it.
+        database: the SQLite file that is read (a temporary one for compressed input, ``.nsys-rep``, a folder of
+            tables, or a report whose latest changes are still in a file beside it).
+        columnar: the tables of an export that is a folder; ``database`` then has them as far as they were asked for.
         tables: table name to the set of its columns, for every table with at least one row. A versioned table
             such as ``CUPTI_ACTIVITY_KIND_KERNEL_V3`` also appears under its plain name if that has no rows.
         aliases: plain table name to the name it is really read from, where they differ.
@@ -66,6 +72,7 @@ class Report(AbstractContextManager["Report"]):
 
     path: Path
     database: Path
+    columnar: Columnar | None = None
     tables: dict[str, frozenset[str]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     unnumbered: frozenset[str] = frozenset()
@@ -110,9 +117,27 @@ class Report(AbstractContextManager["Report"]):
         connection.set_progress_handler(lambda: 0, _STEPS_BETWEEN_LOOKS)
         return connection
 
+    def supply(self, *tables: str, counted: bool = False) -> None:
+        """Have these tables in the database, which of a folder has none at first.
+
+        Args:
+            tables: by their names in ``tables``.
+            counted: have as many rows of the others as they hold, without what is in them.
+        """
+        if self.columnar is not None:
+            wanted = {self.aliases.get(table, table).lower() for table in tables}
+            found = self.columnar.tables.items()
+            self.columnar.supply(
+                {
+                    name: columns if name.lower() in wanted else ()
+                    for name, columns in found
+                    if counted or name.lower() in wanted
+                }
+            )
+
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file as given, computed beside the reading."""
+        """SHA-256 of the file as given (of a folder as in ``hashing``), computed beside the reading."""
         if (digest := self.start_hashing().result()) is None:
             raise ReportError("the file could not be read to its end", file=self.path)
         return digest
@@ -151,12 +176,13 @@ class Report(AbstractContextManager["Report"]):
         self._stack.close()
 
 
-def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
-    """Open an export (plain, gzip or zstd), or an ``.nsys-rep`` through ``nsys export``.
+def open_report(path: str | Path, *, nsys: str | None = None, every_table: bool = False) -> Report:
+    """Open an export (SQLite, plain, gzip or zstd; a folder of Parquet or Arrow files), or an ``.nsys-rep``.
 
     Args:
-        path: the file.
+        path: the file or folder.
         nsys: the nsys executable for ``.nsys-rep`` files; searched on PATH if None.
+        every_table: of an ``.nsys-rep`` also the tables that no question of ours reads.
 
     Raises:
         NotAReport: foreign, truncated, encrypted, empty, or another format; the message names the cause.
@@ -165,10 +191,13 @@ def open_report(path: str | Path, *, nsys: str | None = None) -> Report:
     source = Path(path)
     stack = ExitStack()
     try:
-        head = _head(source)
-        database = _as_sqlite(source, head, stack, nsys)
-        report = Report(source, database, _stack=stack)
-        _inspect(report)
+        exporter = partial(export, nsys=nsys, every_table=every_table)
+        readable = source if is_export(source) else _readable(source, _head(source), stack, exporter)
+        if readable.is_dir():
+            report = _folder(source, readable, stack)
+        else:
+            report = Report(source, readable, _stack=stack)
+            _inspect(report, *_listed(report))
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         stack.close()
         raise refusal(source, error) from error
@@ -218,9 +247,10 @@ def refuse_pipe(source: Path) -> None:
 def _head(source: Path) -> bytes:
     try:
         if source.is_dir():
-            raise NotAReport(
-                "is a folder, not a report", file=source, do="name the .sqlite or .nsys-rep files in it"
+            inside = (
+                "the exports in it, one" if exports_in(source) else "the .sqlite or .nsys-rep files in it"
             )
+            raise NotAReport("is a folder, not a report", file=source, do=f"name {inside}")
         refuse_pipe(source)
         with source.open("rb") as handle:
             head = handle.read(100)
@@ -231,29 +261,27 @@ def _head(source: Path) -> bytes:
     return head
 
 
-def _as_sqlite(source: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
-    """The plain SQLite file behind any accepted input."""
+def _readable(source: Path, head: bytes, stack: ExitStack, export: Exporter) -> Path:
+    """The plain SQLite file, or the folder of tables, behind any accepted file."""
     if head.startswith((_GZIP, _ZSTD)):
         from nsysddp.ingest.packed import unpack
 
         plain = stack.enter_context(scratch_folder()) / _plain_name(source)
         unpack(source, plain, lambda first: _accept(source, plain, first))
-        return _as_sqlite_plain(source, plain, _head(plain), stack, nsys)
-    return _as_sqlite_plain(source, source, head, stack, nsys)
+        return _unpacked(source, plain, _head(plain), stack, export)
+    return _unpacked(source, source, head, stack, export)
 
 
 def _plain_name(source: Path) -> str:
     return source.stem or "report"
 
 
-def _as_sqlite_plain(source: Path, plain: Path, head: bytes, stack: ExitStack, nsys: str | None) -> Path:
+def _unpacked(source: Path, plain: Path, head: bytes, stack: ExitStack, export: Exporter) -> Path:
     _accept(source, plain, head)
     if head.startswith(_SQLITE):
         _check_complete(source, plain, head)
         return _settled(source, plain, stack)
-    from nsysddp.ingest.nsys import export
-
-    return export(plain, stack.enter_context(scratch_folder()) / (plain.stem + ".sqlite"), nsys=nsys)
+    return export(plain, stack.enter_context(scratch_folder()))
 
 
 def _accept(source: Path, plain: Path, head: bytes) -> None:
@@ -270,6 +298,8 @@ def _accept(source: Path, plain: Path, head: bytes) -> None:
             file=source,
             do="import it with QdstrmImporter of the nsys that wrote it, then export to SQLite",
         )
+    if head.startswith(_ONE_TABLE):
+        raise NotAReport("is one table of an export", file=source, do="give the folder in which it lies")
     raise NotAReport(
         "is no SQLite file (foreign or encrypted)",
         file=source,
@@ -328,12 +358,34 @@ def _check_complete(source: Path, plain: Path, head: bytes) -> None:
         )
 
 
-def quoted(identifier: str) -> str:
-    """An SQL identifier in quotes; names in a report are data and can hold anything."""
-    return '"' + identifier.replace('"', '""') + '"'
+def _folder(source: Path, folder: Path, stack: ExitStack) -> Report:
+    """A report whose tables are the files of a folder."""
+    private = stack.enter_context(scratch_folder())
+    columnar = Columnar(folder, private / "report.sqlite")
+    report = Report(source, private / "report.sqlite", columnar, _stack=stack)
+    rows = {name: True if columnar.rows(name) else None for name in columnar.tables}
+    _inspect(report, columnar.tables, rows)
+    return report
 
 
-def _inspect(report: Report) -> None:
+def _listed(report: Report) -> tuple[dict[str, tuple[str, ...]], dict[str, bool | None]]:
+    """Columns of each table of a database, and whether its rows have a rowid (None: it has no rows).
+
+    Raises:
+        UnsupportedSchema: as of ``_real_tables``.
+    """
+    with closing(report.connect()) as connection:
+        columns = {
+            name: tuple(str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(name)})"))
+            for name in _real_tables(report, connection)
+            if not name.startswith("sqlite_")
+        }
+        return columns, {name: _numbered(connection, name, found) for name, found in columns.items()}
+
+
+def _inspect(
+    report: Report, listed: Mapping[str, Iterable[str]], numbered: Mapping[str, bool | None]
+) -> None:
     """Fill ``tables``, ``aliases`` and ``unnumbered``; refuse what is no nsys export.
 
     Names are spelled as in the queries: for SQLite case means nothing.
@@ -341,28 +393,19 @@ def _inspect(report: Report) -> None:
     from nsysddp.ingest.sql import spelling
 
     spelled = spelling()
-    connection = report.connect()
-    try:
-        listed = _real_tables(report, connection, spelled)
-        columns = {
-            spelled.get(name.lower(), name): frozenset(
-                spelled.get(str(row[1]).lower(), str(row[1]))
-                for row in connection.execute(f"PRAGMA table_info({quoted(name)})")
-            )
-            for name in listed
-            if not name.startswith("sqlite_")
-        }
-        if not any(name.upper().startswith(_OF_NSYS) for name in columns):
-            raise NotAReport(
-                f"is a SQLite file but no nsys export ({_tables_text(columns)})",
-                file=report.path,
-                do="give an export made by `nsys export --type sqlite`",
-            )
-        numbered = {name: _numbered(connection, name, found) for name, found in columns.items()}
-    finally:
-        connection.close()
-    report.tables = {name: columns[name] for name, how in numbered.items() if how is not None}
-    report.unnumbered = frozenset(name for name, how in numbered.items() if how is False)
+    columns = {
+        spelled.get(name.lower(), name): frozenset(spelled.get(column.lower(), column) for column in found)
+        for name, found in listed.items()
+    }
+    if not any(name.upper().startswith(OF_NSYS) for name in columns):
+        raise NotAReport(
+            f"is a SQLite file but no nsys export ({_tables_text(columns)})",
+            file=report.path,
+            do="give an export made by `nsys export --type sqlite`",
+        )
+    rows = {spelled.get(name.lower(), name): how for name, how in numbered.items()}
+    report.tables = {name: columns[name] for name, how in rows.items() if how is not None}
+    report.unnumbered = frozenset(name for name, how in rows.items() if how is False)
     for name in sorted(report.tables):
         plain = re.sub(r"(?i)_V\d+$", "", name)
         plain = spelled.get(plain.lower(), plain)
@@ -386,12 +429,15 @@ def _inspect(report: Report) -> None:
         )
 
 
-def _real_tables(report: Report, connection: sqlite3.Connection, spelled: Mapping[str, str]) -> list[str]:
+def _real_tables(report: Report, connection: sqlite3.Connection) -> list[str]:
     """Names of the tables whose rows are in the file; what computes its rows is never read.
 
     Raises:
         UnsupportedSchema: one of the names that we read is a view or a virtual table; its rows need have no end.
     """
+    from nsysddp.ingest.sql import spelling
+
+    spelled = spelling()
     listed = connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type IN ('table', 'view')")
     real = []
     for name, root in ((str(row[0]), row[1]) for row in listed):
@@ -410,7 +456,7 @@ def _tables_text(columns: dict[str, frozenset[str]]) -> str:
     return f"{len(columns)} tables, none of Nsight Systems" if columns else "it has no tables"
 
 
-def _numbered(connection: sqlite3.Connection, table: str, columns: frozenset[str]) -> bool | None:
+def _numbered(connection: sqlite3.Connection, table: str, columns: Iterable[str]) -> bool | None:
     """Do its rows have a rowid, as those of most tables? None if there are no rows."""
     source = quoted(table)
     try:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import polars as pl
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Gathered, frame, integers
+from nsysddp.ingest.columns import NONE, Gathered, integers
 from nsysddp.ingest.report import KERNEL, Report
 from nsysddp.model.errors import ReportError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _AXES = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -26,8 +21,7 @@ def read_shapes(report: Report, kernels: int, events: int) -> pl.DataFrame:
     """
     gathered = Gathered()
 
-    def consume(part: int, batch: pa.RecordBatch) -> None:
-        rows = frame(batch)
+    def consume(part: int, rows: pl.DataFrame) -> None:
         gathered.add(part, {axis: integers(rows, axis, np.int32, report.name, null=NONE) for axis in _AXES})
 
     sql.scan(report, "kernel_shapes", consume, table=KERNEL)

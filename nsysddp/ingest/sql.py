@@ -1,4 +1,4 @@
-"""Find, check, bind and run the SQL files of ``queries/``; bulk tables come as Arrow in parallel row ranges.
+"""Find, check, bind and run the SQL files of ``queries/``; long tables come in batches of parallel row ranges.
 
 A query file is plain SQL for a current export, under a header that says what it answers::
 
@@ -13,11 +13,16 @@ A query file is plain SQL for a current export, under a header that says what it
 Exports differ in which tables and columns they have. A query never branches on that: before it runs, each table it
 names is shadowed by a common table expression of the same name that adds the optional columns that are missing as
 NULL, and a table that is missing altogether has no rows. Values are bound, never formatted.
+
+Of an export that is a folder of tables (``columnar``), the same SQL runs on every batch of the columns that the header
+names; questions that are no scan of one long table run on a SQLite database that gets those columns first. A header
+line ``-- distinct: TABLE, ...`` names tables of which equal rows say no more than one of them.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import sqlite3
 import sys
@@ -30,13 +35,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsysddp.ingest.columnar import quoted
+from nsysddp.ingest.columns import frame
 from nsysddp.ingest.diagnostics import public
-from nsysddp.ingest.report import Report, quoted, refusal, require_columns
+from nsysddp.ingest.report import Report, refusal, require_columns
 from nsysddp.model.errors import QueryError, ReportError
 from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import polars as pl
 
 SMALLEST_ROW_BYTES = 5
 """No row of a table takes less in a file: three bytes of a cell and two that point to it."""
@@ -61,6 +68,7 @@ class Query:
         optional: table to columns that count as NULL where they are missing.
         parameters: name to meaning, in order of first use.
         columns: result column to type, unit and meaning, in order.
+        distinct: tables of which equal rows say no more than one of them.
         text: the SQL.
     """
 
@@ -71,6 +79,7 @@ class Query:
     optional: Mapping[str, tuple[str, ...]]
     parameters: Mapping[str, str]
     columns: Mapping[str, str]
+    distinct: tuple[str, ...]
     text: str
 
     @property
@@ -91,24 +100,66 @@ class Query:
         own = re.match(r"WITH\s+", body, re.IGNORECASE)
         return f"WITH {', '.join(shadows)}{', ' + body[own.end() :] if own else ' ' + body}"
 
-    def _shadow(self, report: Report, table: str) -> str | None:
+    def present(self, report: Report, table: str) -> list[str] | None:
+        """Which of the columns that it reads does this table have? None if it counts as a table without rows.
+
+        Raises:
+            MissingTable: a table is there but lacks a column that the question needs.
+        """
         needs, optional = self.needs.get(table, ()), self.optional.get(table, ())
-        lacks = table.startswith(_FACTS) and any(name not in report.tables.get(table, ()) for name in needs)
-        if table not in report.tables or lacks:
-            nothing = ", ".join(f"NULL AS {quoted(column)}" for column in (*needs, *optional, "rowid"))
-            return f"{quoted(table)} AS (SELECT {nothing} WHERE 0)"
+        there = report.tables.get(table)
+        if there is None or (table.startswith(_FACTS) and not there.issuperset(needs)):
+            return None
         require_columns(report, table, needs)
-        missing = [column for column in optional if column not in report.tables[table]]
+        return [column for column in (*needs, *optional) if column in there]
+
+    def _shadow(self, report: Report, table: str) -> str | None:
+        columns = (*self.needs.get(table, ()), *self.optional.get(table, ()))
+        present = self.present(report, table)
+        if present is None:
+            nothing = ", ".join(f"NULL AS {quoted(column)}" for column in (*columns, "rowid"))
+            return f"{quoted(table)} AS (SELECT {nothing} WHERE 0)"
         source = report.aliases.get(table, table)
         numbered = source not in report.unnumbered
-        if not missing and source == table and numbered:
+        if len(present) == len(columns) and source == table and numbered:
             return None
         supplied = [
             "rowid" if numbered else "row_number() OVER () AS rowid",
-            *(quoted(column) for column in (*needs, *optional) if column not in missing),
-            *(f"NULL AS {quoted(column)}" for column in missing),
+            *map(quoted, present),
+            *(f"NULL AS {quoted(column)}" for column in columns if column not in present),
         ]
         return f"{quoted(table)} AS (SELECT {', '.join(supplied)} FROM main.{quoted(source)})"
+
+    def supply(self, report: Report) -> None:
+        """Have what it reads in the database of a report that is a folder of tables.
+
+        Raises:
+            MissingTable: as in ``present``; ReportError: a file cannot be read.
+        """
+        if report.columnar is not None:
+            found = {table: self.present(report, table) for table in self.tables}
+            names = {table: report.aliases.get(table, table) for table in found}
+            report.columnar.supply(
+                {names[table]: columns for table, columns in found.items() if columns is not None},
+                distinct=[names[table] for table in self.distinct],
+            )
+
+    def on_batch(self, table: str, batch: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
+        """Its answer for some rows of its table, of which ``batch`` has the columns that are there, and ``rowid``."""
+        import polars as pl
+
+        missing = (column for column in self.optional.get(table, ()) if column not in batch.columns)
+        rows = batch.with_columns(pl.lit(None).alias(column) for column in missing)
+        lists = {
+            name: pl.DataFrame({"value": json.loads(text)})
+            for name, text in values.items()
+            if isinstance(text, str)
+        }
+        text = re.sub(r"json_each\(:(\w+)\)", r"\1", self.text)
+        for name, value in values.items():
+            text = text.replace(f":{name}", str(value))
+        with pl.SQLContext({table: rows, **lists}, eager=True) as context:
+            return context.execute(text)
 
 
 _FACTS = (
@@ -168,6 +219,7 @@ def parse(text: str, name: str) -> Query:
     optional: dict[str, tuple[str, ...]] = {}
     parameters: dict[str, str] = {}
     columns: dict[str, str] = {}
+    distinct: tuple[str, ...] = ()
     lines = text.splitlines()
     body_at = next((i for i, line in enumerate(lines) if line and not line.startswith("--")), len(lines))
     for line in lines[:body_at]:
@@ -177,10 +229,12 @@ def parse(text: str, name: str) -> Query:
         key, of, value = entry["key"], entry["of"], entry["value"].strip()
         if of is None and key in ("name", "question", "row"):
             found[key] = value
+        elif of is None and key == "distinct":
+            distinct = _listed(value)
         elif of and key == "needs":
-            needs[of] = tuple(part.strip() for part in value.split(",") if part.strip())
+            needs[of] = _listed(value)
         elif of and key == "optional":
-            optional[of] = tuple(part.strip() for part in value.split(",") if part.strip())
+            optional[of] = _listed(value)
         elif of and key == "parameter":
             parameters[of] = value
         elif of and key == "column":
@@ -191,9 +245,13 @@ def parse(text: str, name: str) -> Query:
     if lacking or not columns or found["name"] != name:
         raise QueryError(f"query {name}: the header needs name (= file name), question, row and columns")
     return Query(
-        name, found["question"], found["row"], needs, optional, parameters, columns,
+        name, found["question"], found["row"], needs, optional, parameters, columns, distinct,
         "\n".join(lines[body_at:]).strip().rstrip(";"),
     )  # fmt: skip
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
@@ -208,10 +266,11 @@ def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
 
     query = get(name)
     try:
+        query.supply(report)
         with report.engine.connect() as connection:
             result = connection.execute(text(_escaped(query.bound_to(report))), values)
             found = [dict(row) for row in result.mappings()]
-    except (DBAPIError, UnicodeDecodeError) as error:
+    except (DBAPIError, sqlite3.Error, UnicodeDecodeError) as error:
         raise _unreadable(report, query, getattr(error, "orig", None) or error) from error
     _check_types(report, query, found)
     return found
@@ -250,6 +309,8 @@ def _unreadable(report: Report, query: Query, error: BaseException) -> ReportErr
 
 def count(report: Report, table: str) -> int:
     """Number of rows of a table."""
+    if report.columnar is not None:
+        return report.columnar.rows(report.aliases.get(table, table))
     return int(report.scalar(f"SELECT count(*) FROM {quoted(report.aliases.get(table, table))}"))
 
 
@@ -263,12 +324,19 @@ def diagnostic_rows(report: Report) -> list[dict[str, Any]]:
     return [{**row, "text": public(str(row["text"]))} for row in rows(report, "diagnostics")]
 
 
+def most_rows(report: Report) -> int:
+    """More rows than this no table of the report can have, whatever their numbers are."""
+    if report.columnar is not None:
+        return max(map(report.columnar.rows, report.columnar.tables))
+    return report.database.stat().st_size // SMALLEST_ROW_BYTES
+
+
 def row_span(report: Report, table: str) -> tuple[int, int] | None:
     """First and last rowid of a table; None if it has no rows."""
     if table not in report.tables:
         return None
     source = report.aliases.get(table, table)
-    if source in report.unnumbered:
+    if source in report.unnumbered or report.columnar is not None:
         return 1, count(report, table)
     low = report.scalar(f"SELECT min(rowid) FROM {quoted(source)}")
     high = report.scalar(f"SELECT max(rowid) FROM {quoted(source)}")
@@ -278,13 +346,18 @@ def row_span(report: Report, table: str) -> tuple[int, int] | None:
 def row_ranges(report: Report, table: str) -> list[tuple[int, int]]:
     """First and last rowid of the ranges that ``scan`` reads in parallel; empty without rows."""
     span = row_span(report, table)
-    return _edges(*span) if span else []
+    if span is None:
+        return []
+    parts = 1 if span[1] - span[0] < BATCH_ROWS else THREADS
+    if report.columnar is not None:
+        return report.columnar.row_ranges(report.aliases.get(table, table), parts)
+    return _edges(*span, parts)
 
 
 def scan(
     report: Report,
     name: str,
-    consume: Callable[[int, pa.RecordBatch], None],
+    consume: Callable[[int, pl.DataFrame], None],
     *,
     table: str,
     progress: Callable[[int], None] | None = None,
@@ -292,14 +365,14 @@ def scan(
 ) -> None:
     """Run a bulk query over all rows of its table in parallel row ranges.
 
-    The query takes ``first_row`` and ``last_row``. Each range has its own connection and thread; SQLite and Arrow
-    work without the interpreter lock, so two ranges keep two cores busy.
+    The query takes ``first_row`` and ``last_row``. Each range has its own connection and thread; SQLite, Arrow and
+    polars work without the interpreter lock, so two ranges keep two cores busy.
 
     Args:
         report: the export.
         name: the query.
-        consume: called with the range number and each Arrow batch (columns as in the header); may be called from
-            several threads at once, but in row order within one range.
+        consume: called with the range number and each batch (columns as in the header); may be called from several
+            threads at once, but in row order within one range.
         table: the table whose rowids are divided.
         progress: called with the number of rows of each batch.
         values: the query's further parameters, in the order of its header.
@@ -311,20 +384,21 @@ def scan(
     edges = row_ranges(report, table)
     if not edges:
         return
-    # Open at both ends: in a damaged file rows can have numbers beyond those of the first and the last.
-    edges[0] = (-(1 << 63), edges[0][1])
-    edges[-1] = (edges[-1][0], (1 << 63) - 1)
-    sql = query.bound_to(report)
+    if report.columnar is None:
+        # Open at both ends: in a damaged file rows can have numbers beyond those of the first and the last.
+        edges[0] = (-(1 << 63), edges[0][1])
+        edges[-1] = (edges[-1][0], (1 << 63) - 1)
+    batches = _batches if report.columnar is None else _columnar_batches
     failures: list[BaseException] = []
     read = [0] * len(edges)
-    most = report.database.stat().st_size // SMALLEST_ROW_BYTES
+    most = most_rows(report)
 
     def work(number: int, first: int, last: int) -> None:
         try:
-            for batch in _batches(report, sql, first, last, values):
+            for batch in batches(report, query, table, {"first_row": first, "last_row": last, **values}):
                 if failures:
                     return
-                read[number] += batch.num_rows
+                read[number] += batch.height
                 if sum(read) > most:
                     raise ReportError(
                         f"query {name} gives more rows than the file can hold",
@@ -333,7 +407,7 @@ def scan(
                     )
                 consume(number, batch)
                 if progress:
-                    progress(batch.num_rows)
+                    progress(batch.height)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
             failures.append(error)
 
@@ -357,16 +431,13 @@ def scan(
         raise _unreadable(report, query, error) from error
 
 
-def _edges(low: int, high: int) -> list[tuple[int, int]]:
+def _edges(low: int, high: int, parts: int) -> list[tuple[int, int]]:
     count = high - low + 1
-    parts = 1 if count <= BATCH_ROWS else THREADS
     cuts = [low + count * part // parts for part in range(parts + 1)]
     return [(first, last - 1) for first, last in pairwise(cuts)]
 
 
-def _batches(
-    report: Report, sql: str, first: int, last: int, values: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
+def _batches(report: Report, query: Query, _: str, values: Mapping[str, Any]) -> Iterator[pl.DataFrame]:
     import pyarrow as pa
     from adbc_driver_manager import AdbcConnection, AdbcStatement
     from adbc_driver_sqlite import connect
@@ -376,18 +447,26 @@ def _batches(
     statement = AdbcStatement(connection)
     try:
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-        statement.set_sql_query(sql)
+        statement.set_sql_query(query.bound_to(report))
         statement.prepare()
-        bound = {"first_row": pa.array([first], pa.int64()), "last_row": pa.array([last], pa.int64())}
-        statement.bind(
-            pa.record_batch({**bound, **{name: pa.array([text]) for name, text in values.items()}})
-        )
+        statement.bind(pa.record_batch({name: pa.array([value]) for name, value in values.items()}))
         stream, _ = statement.execute_query()
-        yield from pa.RecordBatchReader.from_stream(stream)
+        yield from map(frame, pa.RecordBatchReader.from_stream(stream))
     finally:
         statement.close()
         connection.close()
         database.close()
+
+
+def _columnar_batches(
+    report: Report, query: Query, table: str, values: Mapping[str, Any]
+) -> Iterator[pl.DataFrame]:
+    assert report.columnar is not None
+    columns = query.present(report, table)
+    if columns is not None:
+        source, rows = report.aliases.get(table, table), (values["first_row"], values["last_row"])
+        for batch in report.columnar.batches(source, columns, rows):
+            yield query.on_batch(table, batch, values)
 
 
 def run_named(report: Report, name: str, limit: int | None = None) -> Answer:
@@ -411,6 +490,7 @@ def run_named(report: Report, name: str, limit: int | None = None) -> Answer:
         found = diagnostic_rows(report)[:limit]
     else:
         try:
+            query.supply(report)
             columns, answered = _answer(report, query.bound_to(report), limit, values)
         except sqlite3.Error as error:
             raise _unreadable(report, query, error) from error
@@ -430,6 +510,8 @@ def run_user_sql(report: Report, sql: str, limit: int | None = None) -> Answer:
         QueryError: not a reading statement, more than one, SQLite refused it, or the answer is too large.
     """
     try:
+        if report.columnar is not None:
+            report.columnar.supply(report.columnar.columns_read(sql))
         return _answer(report, sql, limit, {})
     except (sqlite3.Error, sqlite3.Warning) as error:
         if str(error) == "interrupted":

@@ -13,6 +13,7 @@ import polars as pl
 
 from nsysddp.ingest import host
 from nsysddp.ingest.attribute import carried_operations
+from nsysddp.ingest.columnar import reports_of
 from nsysddp.ingest.columns import NONE, Codes
 from nsysddp.ingest.part import Notes, Part, Progress, input_of, read_part
 from nsysddp.ingest.report import RUNTIME, Report, open_report
@@ -52,7 +53,8 @@ def load(
     """What happened in a run? Reads one or more nsys reports of it into one Trace.
 
     Args:
-        reports: exports (``.sqlite``, also gzip or zstd) or ``.nsys-rep`` files; several are ranks or nodes of one run.
+        reports: exports (``.sqlite``, also gzip or zstd; folders of Parquet or Arrow files, or a folder of such), or
+            ``.nsys-rep`` files; several are ranks or nodes of one run.
         rules: a TOML file with kernel rules that go before the shipped ones.
         step_pattern: regular expression of step range names (full match, case-insensitive).
         phase_patterns: phase name to regular expression, added to the default phases.
@@ -72,7 +74,10 @@ def load(
         one rank; UsageError: a pattern or rule file is malformed.
     """
     paths = [
-        Path(path) for group in reports for path in (group if not isinstance(group, (str, Path)) else [group])
+        report
+        for group in reports
+        for path in (group if not isinstance(group, (str, Path)) else [group])
+        for report in reports_of(Path(path))
     ]
     if not paths:
         raise UsageError("no report given")

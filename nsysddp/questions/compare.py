@@ -434,7 +434,7 @@ def facts_of(capture: Mapping[str, Any]) -> dict[str, str]:
     configuration = dict(capture.get("configuration") or {})
     spelled = {"warmup": "warm-up", "steps": "measured steps", "cuda_graph_trace": "CUDA graph trace"}
     for key, value in configuration.items():
-        if key not in ("ranks", "nproc"):
+        if key not in ("ranks", "nproc", "export"):  # how many, and in which form they were kept
             facts[spelled.get(key, key.replace("_", " "))] = _text(value)
     workload = capture.get("workload") or {}
     for key in ("bucket_cap_mib", "layout_bytes"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import nsysddp
 from nsysddp.model.errors import UsageError
 from nsysddp.model.scratch import committing, scratch_folder
-from nsysddp.render.files import resolved, unwritable
+from nsysddp.render.files import refuse_inside, resolved, unwritable
 from nsysddp.render.tables import write_csv
 
 if TYPE_CHECKING:
@@ -176,9 +176,11 @@ def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> N
         inputs: every file that is read; the folder may hold none.
 
     Raises:
-        UsageError: it holds an input, exists and may not be replaced, is a file, or has no folder to be in.
+        UsageError: it holds an input, lies in one, exists and may not be replaced, is a file, or has no folder
+            to be in.
     """
     target = resolved(folder)
+    refuse_inside(target)
     for one in inputs:
         places = (resolved(one), resolved(one.parent) / one.name)
         if any(target in (place, *place.parents) for place in places):

@@ -20,8 +20,10 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
         inputs: every file that is read; none of them may be replaced, under whatever name or link.
 
     Raises:
-        UsageError: it is an input, exists and may not be replaced, is no regular file, or has no folder to be in.
+        UsageError: it is an input or lies in an export, exists and may not be replaced, is no regular file, or has no
+        folder to be in.
     """
+    refuse_inside(path)
     for one in inputs:
         with suppress(OSError):  # one of them is not there
             if path.samefile(one):
@@ -35,6 +37,19 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
         raise UsageError("the file is there already", file=path, do="name another or give --force")
     if not folder.is_dir():
         raise UsageError("its folder does not exist", file=path, do="create it first")
+
+
+def refuse_inside(path: Path) -> None:
+    """Refuse a place in a folder that is an export: nothing is added to a report.
+
+    Raises:
+        UsageError: it lies in one.
+    """
+    from nsysddp.ingest.columnar import is_export
+
+    place = path.resolve()
+    if export := next((folder for folder in place.parents if is_export(folder)), None):
+        raise UsageError(f"lies in {export.name}, which is a report", file=path, do="name another place")
 
 
 @contextmanager
