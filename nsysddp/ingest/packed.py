@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nsysddp.ingest.report import promised_bytes
 from nsysddp.model.errors import NotAReport, ReportError
 
 _GZIP = b"\x1f\x8b"
@@ -25,6 +24,15 @@ _ZSTD_HEAD_BYTES, _ZSTD_BLOCK_BYTES = 512, 4096
 _MOST_TIMES = 200
 _ALWAYS_BYTES = 1 << 30
 """Real exports pack 5 to 20 times, empty tables better; small ones may be anything up to this."""
+
+
+def promised_bytes(head: bytes) -> int | None:
+    """The size of a database by its first 100 bytes; None where they do not say it."""
+    page_size = int.from_bytes(head[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    pages = int.from_bytes(head[28:32], "big")
+    change_counter, valid_for = head[24:28], head[92:96]
+    return pages * page_size if change_counter == valid_for and pages else None
 
 
 def unpack(source: Path, target: Path, accept: Callable[[bytes], None]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.ingest.columnar import OF_NSYS, Columnar, exports_in, is_export, quoted
 from nsysddp.ingest.hashing import Hashing, hashing_of
 from nsysddp.ingest.nsys import export
+from nsysddp.ingest.packed import promised_bytes, unpack
 from nsysddp.model.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
@@ -264,8 +265,6 @@ def _head(source: Path) -> bytes:
 def _readable(source: Path, head: bytes, stack: ExitStack, export: Exporter) -> Path:
     """The plain SQLite file, or the folder of tables, behind any accepted file."""
     if head.startswith((_GZIP, _ZSTD)):
-        from nsysddp.ingest.packed import unpack
-
         plain = stack.enter_context(scratch_folder()) / _plain_name(source)
         unpack(source, plain, lambda first: _accept(source, plain, first))
         return _unpacked(source, plain, _head(plain), stack, export)
@@ -334,15 +333,6 @@ def _settled(source: Path, plain: Path, stack: ExitStack) -> Path:
 def _beside(database: Path, ending: str) -> Path:
     """A file that SQLite keeps beside a database."""
     return database.with_name(database.name + ending)
-
-
-def promised_bytes(head: bytes) -> int | None:
-    """The size of a database by its first 100 bytes; None where they do not say it."""
-    page_size = int.from_bytes(head[16:18], "big")
-    page_size = 65536 if page_size == 1 else page_size
-    pages = int.from_bytes(head[28:32], "big")
-    change_counter, valid_for = head[24:28], head[92:96]
-    return pages * page_size if change_counter == valid_for and pages else None
 
 
 def _check_complete(source: Path, plain: Path, head: bytes) -> None:

@@ -47,7 +47,7 @@ def refuse_inside(path: Path) -> None:
     """
     from nsysddp.ingest.columnar import is_export
 
-    place = path.resolve()
+    place = resolved(path)
     if export := next((folder for folder in place.parents if is_export(folder)), None):
         raise UsageError(f"lies in {export.name}, which is a report", file=path, do="name another place")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.schema import CLASSES
 from nsysddp.model.units import NS_PER_US
@@ -30,16 +31,10 @@ _FEW_STEPS, _UNEVEN = 3, 1.5
 
 def sharing_ranks(trace: Trace) -> dict[int, list[int]]:
     """Ranks that run on the same physical GPU as another: for each the others."""
-    known = trace.ranks.filter(pl.col("gpu_uuid").is_not_null())
-    rows = known.select("rank", "gpu_uuid").iter_rows()
-    by_gpu: dict[str, list[int]] = {}
-    for rank, uuid in rows:
-        by_gpu.setdefault(uuid, []).append(int(rank))
     return {
-        rank: [other for other in ranks if other != rank]
-        for ranks in by_gpu.values()
-        if len(ranks) > 1
-        for rank in ranks
+        rank: [other for other in group if other != rank]
+        for group in ranks_of_one_gpu(trace.ranks)
+        for rank in group
     }
 
 
