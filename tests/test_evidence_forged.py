@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from conftest import require
 from test_evidence import ONE, TWELVE, Tool, make, members_of, resealed, tool
 
 from nsysddp.evidence import archive, bundle, signature
@@ -282,12 +283,11 @@ def test_the_data_of_a_picture_are_in_it(members: dict[str, bytes]) -> None:
 
 # --- signatures ---------------------------------------------------------------------------------------------
 
-needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
-
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two pairs of keys, mine and theirs."""
+    require("ssh-keygen", shutil.which("ssh-keygen") is not None)
     folder = tmp_path_factory.mktemp("keys")
     for name in ("mine", "theirs"):
         words = [
@@ -306,7 +306,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@needs_keygen
 def test_a_bundle_rebuilt_from_altered_exports_is_refused_without_the_reports(
     keys: Path, members: dict[str, bytes], tool: Tool, tmp_path: Path
 ) -> None:
@@ -352,7 +351,6 @@ def test_a_bundle_rebuilt_from_altered_exports_is_refused_without_the_reports(
     )
 
 
-@needs_keygen
 def test_a_signature_that_is_none_is_refused(keys: Path, members: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "forged.zip"
     for signed in (b"", b"-----BEGIN SSH SIGNATURE-----\n-----END SSH SIGNATURE-----\n", b"\0" * 1000):
@@ -367,7 +365,6 @@ def test_a_signature_that_is_none_is_refused(keys: Path, members: dict[str, byte
     assert verify(out, [TWELVE, ONE], signer=keys / "mine.pub").problems, "made for something else"
 
 
-@needs_keygen
 def test_what_is_no_key_is_one_clear_line(
     keys: Path, members: dict[str, bytes], tool: Tool, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_store_database import document, overlap_row
 
@@ -79,8 +79,9 @@ def test_random_series_seldom_show_a_change() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(-50, 50), max_size=24))
-def test_changes_depend_on_the_order_of_values_only(values: list[int]) -> None:
-    assert find_changes(values) == find_changes([np.exp(value / 10.0) for value in values])
+@example([0, 0, 0, 0, 0, 0, 0, -4, -9, -9, -1])  # where it stands depends on the values, too
+def test_whether_there_is_a_change_depends_on_the_order_of_values_only(values: list[int]) -> None:
+    assert bool(find_changes(values)) == bool(find_changes([np.exp(value / 10.0) for value in values]))
     assert all(3 <= place <= len(values) - 3 for place in places(values))
 
 
