@@ -75,7 +75,7 @@ OTHERS = {
     "bf16": ("gpt_ddp", "--comm-hook", "bf16"),
     "fp16": ("gpt_ddp", "--comm-hook", "fp16"),
     "fsdp": ("gpt_fsdp",),
-    "straggler": ("straggler", "--late-rank", "0", "--host-delay-ms", "60"),
+    "straggler": ("straggler", "--late-rank", "0", "--host-delay-ms", "200"),
     "host_gap": ("host_gap", "--slow-rank", "0", "--sleep-ms", "20"),
     "no_overlap": ("no_overlap",),
 }
