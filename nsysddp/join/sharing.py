@@ -42,8 +42,9 @@ def shared_gpus(trace: Trace) -> tuple[Warning, ...]:
             Warning(
                 "shared_gpu",
                 len(group),
-                f"{ranks_text(group)} share one GPU: for {ms(at_once.length_ns):.2f} ms several of them ran kernels at "
-                "once; recorded lengths include the time slices of the others, so computing times cannot be compared",
+                f"{ranks_text(group)} share one GPU, so their times include each other's: for "
+                f"{ms(at_once.length_ns):.2f} ms several of them ran kernels at once, and computing times cannot be "
+                "compared",
             )
         )
     return tuple(made)

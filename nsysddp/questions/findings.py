@@ -49,7 +49,7 @@ _NEAR = 0.9
 
 
 def find(result: Result, context: Context) -> tuple[Finding, ...]:
-    """All findings, most important first (what bounds the step is the first); ties keep a fixed order."""
+    """All findings, most important first: what limits all others, what bounds the step, the rest."""
     figures = summary(result)
     bound = verdict.verdict(result, verdict.launching(context))
     attribution = context.attribution
@@ -68,7 +68,7 @@ def find(result: Result, context: Context) -> tuple[Finding, ...]:
     return tuple(sorted(made, key=lambda finding: -finding.severity))
 
 
-_FROM_WARNINGS = {"process_without_gpu_events": ("gpu_data_missing", 110), "shared_gpu": ("shared_gpu", 105)}
+_FROM_WARNINGS = {"process_without_gpu_events": ("gpu_data_missing", 220), "shared_gpu": ("shared_gpu", 210)}
 """Warnings that a reader must know before anything else: code and severity of the finding."""
 
 
