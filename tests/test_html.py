@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 from builder import Export
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
@@ -31,7 +33,8 @@ from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import diagnose
 from nsysddp.render import html, per_rank
 from nsysddp.render.html import html_report
-from nsysddp.render.packed import brief, outline, resolution, timeline_of, varints
+from nsysddp.render.html.packed import brief, outline, resolution, timeline_of, varints
+from nsysddp.render.html.program import imports, module, order, program
 
 NASTY = (
     "</script><img src=x onerror=alert(1)>",
@@ -494,3 +497,37 @@ def test_a_part_of_the_time_has_no_critical_path(run: Path, tmp_path: Path) -> N
     page = out.read_text(encoding="utf-8")
     assert 'id="critical-path"' not in page
     assert "part of the time" in page
+
+
+def test_each_module_of_the_program_takes_only_what_another_gives() -> None:
+    modules = order()
+    assert {one.stem for one in (ROOT / "nsysddp/render/html/page").glob("*.mjs")} == set(modules)
+    given = {
+        name: re.findall(r"^export (?:const|class) (\w+)", module(name), re.MULTILINE) for name in modules
+    }
+    taken = [(source, one) for name in modules for source, names in imports(name).items() for one in names]
+    assert [(source, one) for source, one in taken if one not in given[source]] == []
+    assert [(name, one) for name in modules for one in given[name] if (name, one) not in taken] == []
+    for place, name in enumerate(modules):
+        assert set(imports(name)) <= set(modules[:place])
+        assert module(name).count("import ") == len(imports(name)), "a form of import that is not joined"
+
+
+def test_no_two_modules_of_the_program_share_a_name() -> None:
+    names = [
+        one
+        for name in order()
+        for one in re.findall(r"^(?:export )?(?:const|let|class|function) (\w+)", module(name), re.MULTILINE)
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not available on this machine")
+def test_the_program_and_each_of_its_modules_can_be_read(tmp_path: Path) -> None:
+    joined = tmp_path / "joined.js"
+    joined.write_text(program(), encoding="utf-8")
+    for path in (joined, *sorted((ROOT / "nsysddp/render/html/page").glob("*.mjs"))):
+        done = subprocess.run(
+            [str(shutil.which("node")), "--check", path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr

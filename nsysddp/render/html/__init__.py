@@ -25,7 +25,8 @@ from nsysddp.questions.steps import steady
 from nsysddp.render import per_rank
 from nsysddp.render.compare import COMPARED, drawn_rows, interval, key_of, number, percent, shown_rank, who
 from nsysddp.render.detail import duration
-from nsysddp.render.packed import timeline_of
+from nsysddp.render.html.packed import timeline_of
+from nsysddp.render.html.program import program
 from nsysddp.render.theme import INK, LOOKS, PAPER
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def html_report(
         one["findings"] = [places.finding(each, f"bucket-{number}") for number, each in enumerate(told)]
     labels, figures = per_rank.figures(result)
     bars = per_rank.bars(result)
-    program, plot_program = _template("report.js"), _vendored("uPlot.iife.min.js")
+    page_program, plot_program = program(), _vendored("uPlot.iife.min.js")
     style = _vendored("uPlot.min.css").strip() + "\n" + _template("report.css") + _look_style()
     parts = [
         _path_part(critical_path, places),
@@ -211,7 +212,7 @@ def html_report(
     contents.append(("provenance", "Provenance"))
     template = _environment().get_template("report.html.j2")
     page: str = template.render(
-        policy=_policy((style,), (plot_program, program)),
+        policy=_policy((style,), (plot_program, page_program)),
         version=nsysddp.__version__,
         title=_title(result),
         scope=_scope(result, context),
@@ -235,7 +236,7 @@ def html_report(
         data=[(f"table-{one['name']}", _json(one["data"])) for one in long if one["rows"]]
         + [("timeline-data", _json(timeline)), ("timeline-looks", _json(_looks()))],
         columns=columns,
-        program=_trusted(program),
+        program=_trusted(page_program),
         plot_program=_trusted(plot_program),
     )
     return page
@@ -262,7 +263,7 @@ def _environment() -> Any:
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     return Environment(
-        loader=PackageLoader("nsysddp.render"),
+        loader=PackageLoader(__package__, "page"),
         autoescape=select_autoescape(default=True, default_for_string=True, enabled_extensions=("j2",)),
         undefined=StrictUndefined,
         finalize=safe,
@@ -302,11 +303,11 @@ def _policy(styles: Iterable[str], programs: Iterable[str]) -> str:
 
 
 def _template(name: str) -> str:
-    return (files("nsysddp.render") / "templates" / name).read_text(encoding="utf-8")
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
 def _vendored(name: str) -> str:
-    return (files("nsysddp.render") / "vendor" / name).read_text(encoding="utf-8")
+    return (files(__package__) / "vendor" / name).read_text(encoding="utf-8")
 
 
 # --- looks ----------------------------------------------------------------------------------------------
