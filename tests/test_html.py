@@ -26,15 +26,17 @@ from markupsafe import escape
 from nsysddp.cli import main
 from nsysddp.join.load import load
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.questions import Context, analyze, context_of
 from nsysddp.questions.buckets import buckets
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import diagnose
-from nsysddp.render import html, per_rank
-from nsysddp.render.html import html_report
+from nsysddp.render import per_rank
+from nsysddp.render.html import _timeline_notes, html_report
 from nsysddp.render.html.packed import brief, outline, resolution, timeline_of, varints
 from nsysddp.render.html.program import imports, module, order, program
+from nsysddp.render.html.tables import _cells
 
 NASTY = (
     "</script><img src=x onerror=alert(1)>",
@@ -194,7 +196,7 @@ def test_every_event_is_in_the_page(answered: tuple[Result, Context]) -> None:
     trace = context.trace
     names = trace.names["text"]
     expected = sorted(
-        (rank, start, end, html.visible(names[name]), kind)
+        (rank, start, end, visible(names[name]), kind)
         for rank, start, end, name, kind in trace.events.select(
             "rank", "start_ns", "end_ns", "name", pl.col("class").cast(pl.String)
         ).iter_rows()
@@ -239,7 +241,7 @@ def test_a_crowded_timeline_keeps_communication_and_says_what_it_left_out(
     assert sum(lane == "communication" for *_, lane in found) == 8
     assert document["events"] + document["left_out"] == context.trace.events.height
     assert document["resolution_ns"] > 1
-    notes = " ".join(html._timeline_notes(document))
+    notes = " ".join(_timeline_notes(document))
     assert f"{document['left_out']:,} shorter ones have none" in notes
     assert "held merged" in notes
     del result
@@ -344,8 +346,8 @@ def test_names_are_data(page: str) -> None:
     kernels = next(one for one in held if one.get("name") == "kernel_class")
     words = next(column["words"] for column in kernels["columns"] if column["name"] == "name")
     for name in NASTY:
-        assert html.visible(name) in names
-        assert html.visible(name) in words
+        assert visible(name) in names
+        assert visible(name) in words
     for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S):
         assert not set("<>&\u2028\u2029") & set(text)
 
@@ -428,9 +430,9 @@ def test_values_of_a_comparison_are_shown_in_the_unit_that_is_told() -> None:
         "difference": -500_000.0,
         "change_ratio": -0.2,
     }
-    assert html._cells(row) == ["step", "ms", "2.500", "−0.500", "-20.0 %"]
+    assert _cells(row) == ["step", "ms", "2.500", "−0.500", "-20.0 %"]
     row = {"metric": "throughput", "unit": "per s", "base": 2_500.0, "difference": None, "change_ratio": None}
-    assert html._cells(row) == ["throughput", "per s", "2,500", "", ""]
+    assert _cells(row) == ["throughput", "per s", "2,500", "", ""]
 
 
 def test_the_page_is_the_same_in_every_process(run: Path, page: str) -> None:

@@ -25,7 +25,7 @@ from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from nsysddp.questions import Context
-    from nsysddp.render.html import Part
+    from nsysddp.render.html.sections import Part
 
 _COLLECTIVE_FLOWS = 1 << 48
 """Flows of collectives are numbered from here on, flows of launches below."""
