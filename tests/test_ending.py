@@ -128,8 +128,8 @@ def test_a_signal_leaves_no_unpacked_report_and_no_output(
 
 SWALLOWED = """
 import signal
-import nsysddp.evidence.redact as m
-redacted, first = m._Copier._redacted, []
+import nsysddp.evidence.redact.copier as m
+redacted, first = m.Copier._redacted, []
 def slow(self, kind, text):
     if not first:
         first.append(1)
@@ -138,7 +138,7 @@ def slow(self, kind, text):
         except BaseException:
             pass
     return redacted(self, kind, text)
-m._Copier._redacted = slow
+m.Copier._redacted = slow
 """
 
 

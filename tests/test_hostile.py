@@ -22,7 +22,8 @@ from builder import Export
 from command import run
 
 from nsysddp.evidence import archive
-from nsysddp.evidence.redact import Names, Policy, redact
+from nsysddp.evidence.redact import Policy, redact
+from nsysddp.evidence.redact.names import Names
 from nsysddp.ingest import packed
 from nsysddp.ingest.report import open_report
 from nsysddp.model.errors import EvidenceError

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from nsysddp.cli.redact import command
-from nsysddp.evidence.redact import Names, Policy, allow_list, redact, scrub_paths
+from nsysddp.evidence.redact import Policy, redact
+from nsysddp.evidence.redact.allowed import allow_list
+from nsysddp.evidence.redact.names import Names, scrub_paths
 from nsysddp.join.load import load
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, NotAReport, ReportError, UsageError
 from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, BucketMark, RankMark, bucket_mark, rank_mark
