@@ -20,18 +20,11 @@ from nsysddp import cli, samples
 from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
 from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
 from nsysddp.model.schema import OVERLAP, RANK
-from nsysddp.questions.compare import (
-    PATH_PARTS,
-    RANK_METRICS,
-    WINDOW_PARTS,
-    Comparison,
-    Run,
-    compare,
-    facts_of,
-    percentile,
-    run_of,
-    unlike,
-)
+from nsysddp.questions.compare import Comparison, compare
+from nsysddp.questions.compare.account import WINDOW_PARTS
+from nsysddp.questions.compare.facts import facts_of, unlike
+from nsysddp.questions.compare.metrics import RANK_METRICS, percentile
+from nsysddp.questions.compare.run import PATH_PARTS, Run, run_of
 from nsysddp.render.compare import as_dict, draw_comparison, drawn_rows, markdown, sentence, which_is_which
 
 PARTS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memory_ns", "graph_ns", "idle_ns")

@@ -20,6 +20,7 @@ from test_compare import write_capture
 
 from nsysddp import cli, samples
 from nsysddp.evidence import archive, bundle
+from nsysddp.evidence.schema import json_schema, schema_text
 from nsysddp.evidence.sources import Reading, Source, load_one
 from nsysddp.evidence.verify import verify
 from nsysddp.model.errors import EvidenceError
@@ -127,12 +128,12 @@ def test_the_document_has_the_form_of_its_schema(made: Path) -> None:
     schema = json.loads(members["evidence.schema.json"])
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(json.loads(members["evidence.json"]), schema)
-    assert members["evidence.schema.json"].decode() == bundle.schema_text()
+    assert members["evidence.schema.json"].decode() == schema_text()
 
 
 def test_the_shipped_schema_is_the_one_of_the_tables() -> None:
-    assert json.loads(bundle.schema_text()) == bundle.json_schema(), (
-        "write the shipped file anew: json.dumps(bundle.json_schema(), indent=1, ensure_ascii=False)"
+    assert json.loads(schema_text()) == json_schema(), (
+        "write the shipped file anew: json.dumps(json_schema(), indent=1, ensure_ascii=False)"
     )
 
 

@@ -15,7 +15,7 @@ from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.claims import Claim, Claims
-    from nsysddp.questions.compare import Run
+    from nsysddp.questions.compare.run import Run
 
 
 class WithBase(WithMany):

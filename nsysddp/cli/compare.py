@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsysddp.evidence.sources import Reading
-    from nsysddp.questions.compare import Run
+    from nsysddp.questions.compare.run import Run
 
 
 class WithMany(click.Command):
@@ -199,7 +199,8 @@ def hashes_of(paths: Sequence[Path], *, db: str | None = None) -> list[str]:
 
 def _stored_run(run_id: int, db: str | None) -> Run:
     from nsysddp.model.schema import TABLES
-    from nsysddp.questions.compare import facts_of, run_of
+    from nsysddp.questions.compare.facts import facts_of
+    from nsysddp.questions.compare.run import run_of
     from nsysddp.store.database import load_document, load_run
 
     document: dict[str, Any] = load_document(run_id, url=db)

@@ -19,7 +19,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ import polars as pl
 
 import nsysddp
 from nsysddp.evidence.claims import Claim, Verdict, check
+from nsysddp.evidence.schema import SCHEMA_VERSION, schema_text
 from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.model.names import visible
 from nsysddp.model.result import Finding, Result
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from nsysddp.questions.compare import Comparison
 
 FORMAT = "nsysddp evidence 1"
-SCHEMA_VERSION = 1
 QUESTION = "How much communication is hidden, and what is exposed?"
 LIBRARIES = ("numpy", "polars", "matplotlib", "pillow", "jinja2")
 """Libraries whose version can change a byte of a bundle."""
@@ -220,126 +219,6 @@ def _run(side: str, run: Loaded) -> dict[str, Any]:
 def json_bytes(content: Mapping[str, Any]) -> bytes:
     """A JSON member as this package writes it."""
     return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=False) + "\n").encode()
-
-
-def schema_text() -> str:
-    """The JSON Schema of evidence.json, as it is shipped."""
-    return files("nsysddp.evidence").joinpath("evidence.schema.json").read_text(encoding="utf-8")
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of evidence.json, made from the table contracts; the shipped file is this."""
-    from nsysddp.model.schema import MORE_TABLES
-    from nsysddp.questions import compare, critical_path
-    from nsysddp.questions.analysis import QUESTION
-    from nsysddp.render.document import json_schema as of_analyze
-
-    spelled = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
-    text, nullable = {"type": "string"}, {"type": ["string", "null"]}
-    whole = {"type": ["integer", "null"]}
-
-    def record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "additionalProperties": False,
-            "required": [name for name in properties if name not in optional],
-            "properties": properties,
-        }
-
-    def listed(items: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "array", "items": items}
-
-    def table(one: Any) -> dict[str, Any]:
-        return {
-            **listed(
-                record(
-                    {
-                        column.name: {
-                            "type": [spelled.get(str(column.dtype), "string"), "null"],
-                            "description": column.meaning,
-                        }
-                        for column in one.columns
-                    }
-                )
-            ),
-            "description": one.row,
-        }
-
-    analyze = of_analyze(QUESTION)["properties"]
-    further = {
-        "contention_step": MORE_TABLES["contention_step"],
-        "idle_step": MORE_TABLES["idle_step"],
-        "critical_path_step": critical_path.PATH_STEP,
-        "critical_path_kind": critical_path.PATH_KIND,
-    }
-    tables = dict(analyze["tables"]["properties"]) | {name: table(one) for name, one in further.items()}
-    comparison = record(
-        {
-            "schema_version": {"type": "integer"},
-            "verdict": text,
-            "sentence": text,
-            "which_is_which": listed(text),
-            "base": listed(text),
-            "new": listed(text),
-            "tables": record({name: table(one) for name, one in compare.TABLES.items()}),
-            "warnings": listed(text),
-            "assumptions": listed(text),
-        }
-    )
-    claim = record(
-        {
-            "name": text,
-            "claim": text,
-            "outcome": {"enum": ["pass", "fail", "undecidable"]},
-            "reason": text,
-            "capture": nullable,
-            "rows": listed({"type": "object"}),
-        }
-    )
-    run = record(
-        {
-            "side": {"enum": ["new", "base"]},
-            "name": text,
-            "facts": {"type": ["object", "null"], "additionalProperties": text},
-            "settings": {"type": ["object", "null"]},
-            "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
-            "inputs": analyze["inputs"],
-            "request": analyze["request"],
-            "tables": record(tables, optional=("critical_path_step", "critical_path_kind")),
-            "findings": analyze["findings"],
-            "assumptions": analyze["assumptions"],
-            "warnings": analyze["warnings"],
-        }
-    )
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "nsysddp evidence",
-        **record(
-            {
-                "schema_version": {"const": SCHEMA_VERSION},
-                "tool": record({"name": {"const": "nsysddp"}, "version": text}),
-                "question": text,
-                "reading": record(
-                    {
-                        "per": {"enum": ["step", "capture"]},
-                        "from_ns": whole,
-                        "to_ns": whole,
-                        "first_step": whole,
-                        "last_step": whole,
-                        "skip_warmup": {"type": "integer"},
-                        "step_pattern": text,
-                        "phase_patterns": {"type": "object", "additionalProperties": text},
-                        "clock_tolerance_ns": {"type": "integer"},
-                        "rules": nullable,
-                    }
-                ),
-                "allow_unlike": {"type": "boolean"},
-                "claims": listed(claim),
-                "comparison": {"anyOf": [comparison, {"type": "null"}]},
-                "runs": listed(run),
-            }
-        ),
-    }
 
 
 # --- tables, pictures, page ---------------------------------------------------------------------------------

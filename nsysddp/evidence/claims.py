@@ -43,14 +43,8 @@ import numpy as np
 from nsysddp.model.errors import UsageError
 from nsysddp.model.inputs import read_text
 from nsysddp.model.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from nsysddp.questions.compare import (
-    JOB_METRICS,
-    LEAST_STEPS,
-    METRICS,
-    RANK_METRICS,
-    Comparison,
-    percentile,
-)
+from nsysddp.questions.compare import Comparison
+from nsysddp.questions.compare.metrics import JOB_METRICS, LEAST_STEPS, METRICS, RANK_METRICS, percentile
 from nsysddp.questions.statistics import runs_needed
 from nsysddp.questions.steps import steady
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nsysddp.model.result import Result
     from nsysddp.questions import Context
-    from nsysddp.questions.compare import Run
+    from nsysddp.questions.compare.run import Run
     from nsysddp.questions.steps import Selection
 
 REPORTS = (".sqlite", ".sqlite.gz", ".sqlite.zst", ".nsys-rep")
@@ -338,7 +338,7 @@ def load_one(
     from nsysddp.join.load import load
     from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS
     from nsysddp.questions.analysis import QUESTION
-    from nsysddp.questions.compare import run_of
+    from nsysddp.questions.compare.run import run_of
     from nsysddp.questions.context import context_of
 
     with scratch_folder() as scratch:
@@ -415,7 +415,7 @@ def recorded(source: Source) -> Recorded:
     Raises:
         CaptureError: one of its files cannot be read.
     """
-    from nsysddp.questions.compare import facts_of
+    from nsysddp.questions.compare.facts import facts_of
 
     measured = _measured(source)
     capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import polars as pl
 
 from nsysddp.model.units import ms
-from nsysddp.questions.compare import METRICS
+from nsysddp.questions.compare.metrics import METRICS
 from nsysddp.render.theme import GREY, INK, LIGHT, LOOKS, STYLE, TRACK, printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Compared(Protocol):
-    """What holds the tables of a comparison (``questions.compare.TABLES``)."""
+    """What holds the tables of a comparison (``questions.compare.tables.TABLES``)."""
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:

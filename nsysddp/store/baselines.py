@@ -19,7 +19,7 @@ from sqlalchemy.orm import undefer
 
 import nsysddp
 from nsysddp.model.errors import EvidenceError
-from nsysddp.questions.compare import Run
+from nsysddp.questions.compare.run import Run
 from nsysddp.store import models
 from nsysddp.store.database import exclusive, printable_name, transaction
 
