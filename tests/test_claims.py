@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 from test_compare import steady_run
 
 from nsysddp import cli, samples
-from nsysddp.evidence.claims import (
-    COMPARATORS,
-    STATISTICS,
-    Claim,
-    Verdict,
-    check,
-    metric_names,
-    parse,
-    read_claims,
-)
+from nsysddp.evidence.claims import check
+from nsysddp.evidence.claims.claim import COMPARATORS, STATISTICS, Claim, Verdict, metric_names
+from nsysddp.evidence.claims.reading import parse, read_claims
 from nsysddp.evidence.sources import Loaded, Reading, load_one, ranks_of_one_run
 from nsysddp.model.errors import UsageError
 from nsysddp.questions.compare import compare

@@ -14,7 +14,8 @@ from nsysddp.cli.options import Request, selection_options
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.evidence.claims import Claim, Claims
+    from nsysddp.evidence.claims.claim import Claim
+    from nsysddp.evidence.claims.reading import Claims
     from nsysddp.questions.compare.run import Run
 
 
@@ -29,7 +30,7 @@ class WithBase(WithMany):
 def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from nsysddp.evidence.claims import metric_names
+    from nsysddp.evidence.claims.claim import metric_names
 
     for name, meaning in metric_names():
         click.echo(f"{name:<26}{meaning}")
@@ -159,7 +160,7 @@ def gather(texts: Sequence[str], file: Path | None) -> Claims:
     Raises:
         UsageError: there is none, or one cannot be understood.
     """
-    from nsysddp.evidence.claims import Claims, parse, read_claims
+    from nsysddp.evidence.claims.reading import Claims, parse, read_claims
 
     read = read_claims(file) if file is not None else Claims(None, ())
     made: tuple[Claim, ...] = (*read.claims, *(parse(text) for text in texts))

@@ -80,7 +80,7 @@ def command(
     """
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence import archive, bundle, signature
-    from nsysddp.evidence.claims import Claims
+    from nsysddp.evidence.claims.reading import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
     from nsysddp.model.scratch import scratch_folder
     from nsysddp.render.files import check_file, whole_file

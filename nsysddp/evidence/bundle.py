@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 import nsysddp
-from nsysddp.evidence.claims import Claim, Verdict, check
+from nsysddp.evidence.claims import check
+from nsysddp.evidence.claims.claim import Claim, Verdict
 from nsysddp.evidence.schema import SCHEMA_VERSION, schema_text
 from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.model.names import visible

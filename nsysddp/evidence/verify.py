@@ -29,7 +29,7 @@ from typing import Any
 
 import nsysddp
 from nsysddp.evidence import archive, bundle, signature
-from nsysddp.evidence.claims import parse
+from nsysddp.evidence.claims.reading import parse
 from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
 from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
