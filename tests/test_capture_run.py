@@ -21,10 +21,10 @@ from click.testing import CliRunner
 from conftest import ROOT
 from folders import as_folder
 
-from nsysddp.capture import failures, provenance, run, tool
+from nsysddp.capture import failures, folder, provenance, run, tool
 from nsysddp.capture.command import Settings
 from nsysddp.capture.failures import Failure
-from nsysddp.capture.run import Plan
+from nsysddp.capture.plan import Plan
 from nsysddp.cli.capture import command as capture_command
 from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import AnalysisError, NsysddpError, UsageError
@@ -651,7 +651,7 @@ def test_interrupt_before_anything_starts_removes_nothing(
     def interrupted(_: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "_recorded_outcome", interrupted)
+    monkeypatch.setattr(folder, "_recorded_outcome", interrupted)
     with pytest.raises(KeyboardInterrupt):
         capture(made)
     assert (made.folder / "report.sqlite").exists()

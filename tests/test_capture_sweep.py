@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from nsysddp.capture import sweep
 from nsysddp.capture.command import Settings
-from nsysddp.capture.run import Captured, Plan
+from nsysddp.capture.plan import Plan
+from nsysddp.capture.run import Captured
 from nsysddp.capture.sweep import CapSteps
 from nsysddp.cli.sweep import command as sweep_command
 from nsysddp.join.load import load

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nsysddp.capture.command import Settings
+from nsysddp.capture.plan import Plan, plan_preset
 from nsysddp.capture.presets import find_preset
-from nsysddp.capture.run import Captured, Plan, plan_preset
+from nsysddp.capture.run import Captured
 from nsysddp.capture.tool import Nsys
 from nsysddp.ingest.measured import Steps, job_steps
 from nsysddp.model.errors import AnalysisError

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from nsysddp.capture.command import Settings
     from nsysddp.capture.failures import Failure
-    from nsysddp.capture.run import Captured, Plan
+    from nsysddp.capture.plan import Plan
+    from nsysddp.capture.run import Captured
 
 PROGRAM = "nsysddp.program"
 
@@ -136,7 +137,8 @@ def show_details(failure: Failure) -> None:
 def make_captures(plans: Sequence[Plan], options: dict[str, Any], done: Callable[..., None]) -> None:
     """Check the machine, make the captures in turn, and hand each one to ``done``."""
     from nsysddp.capture.failures import Failure
-    from nsysddp.capture.run import capture, check_machine
+    from nsysddp.capture.plan import check_machine
+    from nsysddp.capture.run import capture
 
     try:
         machine = check_machine(plans)
@@ -196,8 +198,8 @@ def command(
     cudaProfilerStart and cudaProfilerStop around a few steady steps.
     """  # noqa: D301  (click's \b keeps the lines)
     from nsysddp.capture.failures import Failure
+    from nsysddp.capture.plan import choose_nsys, plan_presets, plan_program
     from nsysddp.capture.presets import PRESETS, find_preset
-    from nsysddp.capture.run import choose_nsys, plan_presets, plan_program
 
     if list_presets:
         for preset in PRESETS.values():

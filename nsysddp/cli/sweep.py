@@ -49,8 +49,9 @@ def _caps(_context: click.Context, _parameter: click.Parameter, text: str) -> li
 @run_options
 def command(caps: list[float], repeat: int, out: Path, **options: Any) -> None:
     """Capture gpt_ddp under each bucket cap and name the best, and those that cannot be told apart from it."""
+    from nsysddp.capture.plan import choose_nsys
     from nsysddp.capture.provenance import write_json
-    from nsysddp.capture.run import Captured, choose_nsys
+    from nsysddp.capture.run import Captured
     from nsysddp.capture.sweep import plan_sweep, summarise
     from nsysddp.cli.capture import say
 
