@@ -117,14 +117,14 @@ MISTAKES = (
     ),
     Mistake(
         "a step on any of several other threads",
-        "questions/steps.py",
+        "questions/host_ranges.py",
         "np.where(count == 1, holder, -1)",
         "np.where(count >= 1, holder, -1)",
         (INGEST, "-k", "two_threads"),
     ),
     Mistake(
         "a prefetch that pulls its step forward",
-        "questions/steps.py",
+        "questions/window.py",
         "max(begin, int(compute_closes[numbers[place - 1]]))",
         "min(begin, int(compute_closes[numbers[place - 1]]))",
         (INGEST, "-k", "prefetch"),

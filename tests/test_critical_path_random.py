@@ -20,8 +20,8 @@ from scene import THREADS, Scene
 
 from nsysddp.dependencies.graph import ALL_RULES, Rule, build, check
 from nsysddp.model.trace import Trace
+from nsysddp.questions.attribution import attribute
 from nsysddp.questions.critical_path import critical_path, rank_paths
-from nsysddp.questions.steps import attribute
 
 LONGER = 7
 COLLECTIVE_STREAM = 30

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nsysddp.questions.steps import Attribution
+    from nsysddp.questions.attribution import Attribution
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsysddp.model.trace import Trace
-    from nsysddp.questions.steps import Attribution, Selection, Windows
+    from nsysddp.questions.attribution import Attribution
+    from nsysddp.questions.steps import Selection
+    from nsysddp.questions.window import Windows
 
 _COMPUTE_SHARE, _COMMUNICATION_SHARE = 0.5, 0.25
 """From these shares of its rank's computing and communication on, a stream is one that computes and communicates."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from nsysddp.questions import collectives, overlap, steps
+from nsysddp.questions.attribution import Attribution, attribute
 from nsysddp.questions.steps import Selection
+from nsysddp.questions.window import Windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +40,9 @@ class Context:
 
     trace: Trace
     selection: Selection
-    attribution: steps.Attribution
-    windows: steps.Windows
-    every_window: steps.Windows
+    attribution: Attribution
+    windows: Windows
+    every_window: Windows
     timed: pl.DataFrame
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
@@ -122,7 +124,7 @@ def context_of(trace: Trace, selection: Selection | None = None) -> Context:
         UsageError: the selection leaves nothing; NoGpuEvents: it holds no GPU event.
     """
     chosen = selection or Selection()
-    attribution = steps.attribute(trace)
+    attribution = attribute(trace)
     windows = steps.windows(trace, attribution, chosen)
     whole = Selection(per=chosen.per)
     every = windows if chosen == whole else steps.windows(trace, attribution, whole)

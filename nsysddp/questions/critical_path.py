@@ -32,8 +32,9 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import CLASSES, FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import NS_PER_US, ms
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.attribution import Attribution, attribute
 from nsysddp.questions.question import Option, Question
-from nsysddp.questions.steps import WARM_UP_RATIO, Attribution, attribute
+from nsysddp.questions.steps import WARM_UP_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.context import Context
-    from nsysddp.questions.steps import Attribution
 
 CODES: dict[str, str] = {
     **verdict.CODES,

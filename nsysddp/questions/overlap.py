@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.collectives import Split
-    from nsysddp.questions.steps import Attribution, Window, Windows
+    from nsysddp.questions.window import Window, Windows
 
 UNKNOWN_UNDER_GRAPHS = (
     "hidden_communication_ns",

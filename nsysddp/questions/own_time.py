@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.collectives import Split
-    from nsysddp.questions.steps import Attribution
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ from nsysddp.render.theme import LOOKS, Look, phase_look, printable, short
 if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
     from nsysddp.questions import Context
-    from nsysddp.questions.steps import Window
+    from nsysddp.questions.window import Window
 
 MOST_RANKS_IN_FULL = 8
 MOST_RANKS = 100

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from nsysddp.questions import Context
-    from nsysddp.questions.steps import Window
+    from nsysddp.questions.window import Window
 
     Ints = NDArray[np.int64]
 
