@@ -26,6 +26,7 @@ from nsysddp.ddp.reducer import (
     rebuilt_layout,
     schedule,
 )
+from nsysddp.ddp.reducer import layout as layouts
 from nsysddp.model.errors import UsageError
 
 MIB = 1 << 20
@@ -37,7 +38,7 @@ FLOATS = ["float32", "float16", "bfloat16", "float64"]
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[list[Any], list[int], list[int] | None]:
     """Parameters (elements, dtype, device, sparse), size limits, ready order or None."""
-    dtypes = draw(st.lists(st.sampled_from(model._SCALAR_TYPES), min_size=1, max_size=30, unique=True))
+    dtypes = draw(st.lists(st.sampled_from(layouts._SCALAR_TYPES), min_size=1, max_size=30, unique=True))
     kind = st.tuples(
         st.integers(0, 40), st.sampled_from(dtypes), st.sampled_from(["cpu", "meta"]), st.integers(0, 9)
     )
@@ -82,7 +83,7 @@ def test_scalar_types_and_first_bucket_cap_are_torchs() -> None:
     import torch
     import torch.distributed as dist
 
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in model._SCALAR_TYPES)
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in layouts._SCALAR_TYPES)
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == model.DEFAULT_FIRST_BUCKET_CAP_BYTES
 
 
