@@ -46,6 +46,9 @@ _SMALL = 0.02
 _OPEN = 0.05
 """With more than this share of the path unresolved a cost is no bound."""
 
+_COMPARED = 0.5
+"""With less of the time beside communication compared, what contention costs is mostly extrapolated."""
+
 _MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets")
 
 
@@ -131,12 +134,22 @@ class Case:
             return "low", "the late rank changes: jitter rather than one straggler"
         if self.found < 0.5 * self.steps:
             return "low", f"in {self.found} of {self.steps} steady steps only"
+        if code == "contention" and facts.slowing.measured < _COMPARED:
+            return "low", (
+                f"kernels that can be compared are {facts.slowing.measured:.0%} of what ran beside communication: the "
+                "others are taken to be like them"
+            )
         if code in _DOUBTS:
             return _DOUBTS[code]
-        if code in _MOVING and not facts.is_contention_known:
+        if code in _MOVING and not facts.slowing.is_judged:
             return "medium", "whether computation is slower beside it could not be judged"
         if code == "slow_communication" and (self.rate is None or self.rate.is_low is None):
             return "medium", "no large message or link reference to compare the bandwidth with"
+        if code == "small_buckets" and not facts.merging.is_told:
+            return (
+                "low",
+                "all messages have one size: latency and bandwidth cannot be told apart, only that it is tiny",
+            )
         if code == "small_buckets" and facts.link is not None and facts.link.spread_ratio > SLOW_LINK:
             return "medium", f"the fitted latency leaves deviations of {facts.link.spread_ratio:.0%}"
         if self.steps < 2:

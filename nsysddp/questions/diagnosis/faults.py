@@ -169,21 +169,22 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
         made.append(
             ("straggler", "no collective could be matched over ranks", "export with --include-blobs=true")
         )
-    if not facts.slower and not facts.has_shapes:
+    if not facts.has_shapes:
         made.append(
             ("contention", "kernels of one shape were not compared", "read the report with launch shapes")
         )
-    elif not facts.slower:
+    elif not facts.slowing.is_judged:
         made.append(
             (
                 "contention",
-                "too few kernels ran with and without communication beside them to show a difference",
+                "kernels ran beside communication for about the same share of their time in all executions, so none "
+                "can be compared with itself",
                 "more steps, and steps without communication (no_sync)",
             )
         )
     if facts.link is None:
         made.append(("small_buckets", "message sizes are unknown", "export with --include-blobs=true"))
-    elif not facts.link.has_latency:
+    elif not facts.link.has_latency and not facts.merging.is_cause:
         few = (
             "all messages have one size"
             if facts.link.sizes == 1

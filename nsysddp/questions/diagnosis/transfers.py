@@ -131,15 +131,38 @@ def shares_of_transfers(
             competing[own] = others.length_within(start[own], end[own])
     yield "process_groups", competing * _lost_to_others(context, event, communicators), MOVING
     yield "link_contention", slowed, MOVING
-    if facts.link is not None and facts.link.has_latency:
-        size = np.where(event >= 0, bytes_of(context, facts.link)[event], 0)
-        whole = facts.link.latency_ns + facts.link.ns_per_byte * size
-        latency = np.where(
-            transfer & (size > 0) & (whole > 0), facts.link.latency_ns / np.maximum(whole, 1), 0.0
-        )
-        # Latency is there for every message; it is the cause only where it dominates.
-        dominates = np.where(latency > SLOW_LINK, latency, 0.0)
-        yield "small_buckets", dominates * (end - start), ("slow_communication",)
+    yield "small_buckets", _for_being_small(context, facts, event) * transfer * (end - start), _UNPLACED
+
+
+_UNPLACED = ("slow_communication",)
+
+
+def _for_being_small(context: Context, facts: Facts, event: Ints) -> Floats:
+    """Share of each transfer that is there because the message is small; shape (transfers,).
+
+    All of it where larger buckets would save most; else the latency, where that dominates.
+    """
+    merging, link = facts.merging, facts.link
+    gradients = _of_collectives(context, event, merging.collectives)
+    if merging.is_cause:
+        return gradients.astype(np.float64)
+    if link is None or not link.has_latency:
+        return np.zeros(event.size)
+    size = np.where(event >= 0, bytes_of(context, link)[event], 0)
+    if merging.collectives:
+        size = np.where(gradients, size, 0)
+    whole = link.latency_ns + link.ns_per_byte * size
+    latency = np.where((size > 0) & (whole > 0), link.latency_ns / np.maximum(whole, 1), 0.0)
+    # Latency is there for every message; it is the cause only where it dominates.
+    return np.where(latency > SLOW_LINK, latency, 0.0)
+
+
+def _of_collectives(context: Context, event: Ints, collectives: frozenset[int]) -> NDArray[np.bool_]:
+    """Which events belong to one of these collectives?"""
+    ids = np.full(context.trace.events.height + 1, -1, dtype=np.int64)
+    ids[context.timed["event"].to_numpy()] = context.timed["collective_id"].fill_null(-1).to_numpy()
+    found: NDArray[np.bool_] = np.isin(ids[event], np.asarray(sorted(collectives), dtype=np.int64))
+    return found
 
 
 def _lost_to_others(context: Context, event: Ints, communicators: dict[int, dict[str, Intervals]]) -> Floats:
