@@ -15,7 +15,7 @@ from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
 from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.questions import context_of
-from nsysddp.questions.diagnosis import diagnose, merging, slowing
+from nsysddp.questions.diagnosis import costs, diagnose, merging, slowing
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
@@ -117,3 +117,43 @@ def test_the_end_of_a_chain_of_buckets() -> None:
     run = np.array([0, 0, 1, 1])
     ends = merging._ends(run, np.array([0.0, 10.0, 0.0, 1.0]), np.array([4.0, 3.0, 8.0, 2.0]))
     assert ends.tolist() == [13.0, 10.0]
+
+
+# --- what a cost is, and where it is no bound ----------------------------------------------------------------------
+
+
+def test_tied_paths_that_have_the_same_transfers_by_different_names_share_the_least_of_their_sums() -> None:
+    def part(path: int, cause: str, cost: int) -> dict[str, Any]:
+        return {"step": "step 1", "step_index": 1, "path": path, "cause": cause, "cost_ns": cost}
+
+    parts = pl.DataFrame(
+        [
+            *(part(0, "slow_communication", 60), part(0, "computation", 40)),
+            *(part(1, "compute_tail", 30), part(1, "slow_communication", 20), part(1, "straggler", 50)),
+        ]
+    )
+    found = dict(costs.per_step_of(parts).select("cause", "cost_ns").iter_rows())
+    assert found == {
+        "slow_communication": 20 + 17,
+        "compute_tail": 12,
+    }  # 50 in all; the means are 20 and 15 more
+
+
+def test_the_name_of_a_preempted_gpu_is_no_bound_where_its_transfers_lasted_longer_too(
+    tmp_path: Path,
+) -> None:
+    job = Job("pp", 4, 2, steps=4, layers=3, micro_batches=4, activation_bytes=60 * MIB)
+    stopped = replace(job, planted=Planted("preemption", 2.5e6, rank=1, how="stretch"))
+    first = first_of(diagnosed(stopped, tmp_path))
+    assert (first["cause"], first["rank"], first["is_bound"]) == ("straggler", 1, False)
+    assert "at most" not in first["claim"]
+    assert "longer than their like" in first["claim"]
+
+
+def test_a_cost_beside_communication_that_could_not_be_matched_is_no_bound(tmp_path: Path) -> None:
+    job = Job("pp", 8, 2, steps=4, layers=2, planted=Planted("slow_link", 4.0))
+    result = diagnosed(job, tmp_path, payload=False)
+    first = first_of(result)
+    assert not first["is_bound"]
+    assert "part of the unresolved" in first["claim"]
+    assert "slow_communication" in result["diagnosis_unjudged"]["cause"].to_list()

@@ -97,8 +97,8 @@ class Case:
 
     Attributes:
         cause: the cause.
-        cost_ns: what it costs at most per steady step.
-        step_ratio: of the step.
+        cost_ns: path time of it per steady step.
+        step_ratio: of the critical path.
         found, steps: steady steps in which it costs anything, and all.
         rank, phase: where most of it lies; None if it is spread.
         spread_ns: standard deviation of the steady steps.
@@ -107,6 +107,7 @@ class Case:
         rate: bandwidth of its collectives, if they are large.
         grade: what the critical path rests on.
         unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
+        uneven_ratio: share of the path by which transfers are longer than the median of their like.
     """
 
     cause: Cause
@@ -122,6 +123,7 @@ class Case:
     rate: Rate | None
     grade: str
     unresolved_ratio: float
+    uneven_ratio: float
 
     def confidence(self, facts: Facts) -> tuple[str, str | None]:
         """How sure, and why not more."""
@@ -160,6 +162,23 @@ class Case:
             return "medium", "small beside what steps differ by"
         return "high", None
 
+    @property
+    def is_bound(self) -> bool:
+        """Does the step get shorter by no more than the cost, without the cause?"""
+        return self.unresolved_ratio <= _SMALL and not self._holds_up_transfers
+
+    @property
+    def _holds_up_transfers(self) -> bool:
+        """May it be what makes transfers uneven? Whatever stops a GPU stops what it sends."""
+        stops = self.cause.code in ("straggler", "other_process", "unexplained")
+        return stops and self.rank is not None and self.uneven_ratio > _SMALL
+
+    def _beyond(self) -> str:
+        """What may come on top of the cost, for a sentence."""
+        if self._holds_up_transfers:
+            return f", and what it makes transfers longer than their like ({self.uneven_ratio:.1%} in all)"
+        return f", and its part of the unresolved {self.unresolved_ratio:.1%}"
+
     def claim(self, facts: Facts) -> str:
         """One sentence: what, where, how much at most, with the largest part."""
         where = ", ".join(
@@ -169,7 +188,9 @@ class Case:
             ]
         )
         text = self.cause.title + (f" ({where})" if where else "")
-        text += f": at most {ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of it"
+        bound = "at most " if self.is_bound else ""
+        text += f": {bound}{ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of the critical path"
+        text += "" if bound else self._beyond()
         text += "".join((self._bandwidth(), self._links(facts), self._held(facts), self._largest()))
         return text[0].upper() + text[1:] + "."
 

@@ -13,6 +13,7 @@ from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.contention import slowdowns
+from nsysddp.questions.diagnosis.device import uneven_kernels
 from nsysddp.questions.diagnosis.merging import Merging
 from nsysddp.questions.diagnosis.slowing import Slowing
 from nsysddp.questions.link import Link, link_reference_gbps
@@ -50,6 +51,7 @@ class Facts:
         reference_gbps: what the link of the GPUs carries in one direction; None if it is unknown.
         has_shapes: contention could be judged.
         has_metrics: GPU metrics were sampled.
+        uneven: rank, name, shortest and longest of kernels that take longer in some steps (``device.uneven_kernels``).
         link_activity: sampled PCIe, NVLink and NIC metrics beside computation and without, in words.
     """
 
@@ -62,6 +64,7 @@ class Facts:
     reference_gbps: float | None
     has_shapes: bool
     has_metrics: bool
+    uneven: tuple[int, str, int, int] | None
     link_activity: tuple[str, ...]
 
     @property
@@ -89,6 +92,7 @@ class Facts:
             reference_gbps=reference,
             has_shapes=trace.shapes is not None,
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
+            uneven=uneven_kernels(context),
             link_activity=_link_activity(found),
         )
 

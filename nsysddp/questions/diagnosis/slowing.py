@@ -101,14 +101,9 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    same = pl.struct("name", "grid", "block", "phase", "after")
-    kernels = kernels.with_columns(
-        kernel=same.rank("dense"),
-        share=pl.col("beside_ns") / pl.col("duration_ns"),
-    )
-    compared = _compared(kernels)
-    beside = kernels.group_by("rank", "kernel").agg(pl.col("beside_ns").sum())
-    known = beside.join(compared, on="kernel", how="left").sort("rank", "kernel")
+    kernels = kernels.with_columns(same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"))
+    beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
+    known = beside.join(compared(kernels), on="same", how="left").sort("rank", "same")
     made = {}
     for (rank,), own in known.group_by("rank", maintain_order=True):
         total = float(own["beside_ns"].sum())
@@ -123,36 +118,32 @@ def losses(context: Context) -> dict[int, Loss]:
     return made
 
 
-def _compared(kernels: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of which executions differ enough: ``kernel``, ``lost`` and its standard ``error``."""
+def compared(runs: pl.DataFrame) -> pl.DataFrame:
+    """By how much longer is the same work per time that something else was longer beside it?
 
-    def off(name: str) -> pl.Expr:
-        return pl.col(name) - pl.col(name).mean().over("kernel", "rank")
+    Args:
+        runs: ``same`` (what is the same work), ``rank``, ``duration_ns`` and ``beside_ns`` of each execution.
 
-    table = kernels.select(
-        "kernel",
-        "share",
-        "duration_ns",
-        "beside_ns",
-        s=off("share"),
-        d=off("duration_ns"),
-        b=off("beside_ns"),
+    Returns:
+        ``same``, ``lost`` and its standard ``error``, of those of which the shares of executions differ enough.
+    """
+
+    def off(column: pl.Expr) -> pl.Expr:
+        return column - column.mean().over("same", "rank")
+
+    duration, beside = pl.col("duration_ns"), pl.col("beside_ns")
+    s, b = pl.col("s"), pl.col("b")
+    table = runs.select(
+        "same", "duration_ns", "beside_ns", s=off(beside / duration), d=off(duration), b=off(beside)
     )
     return (
-        table.with_columns(
-            lost=(pl.col("s") * pl.col("d")).sum().over("kernel")
-            / (pl.col("s") * pl.col("b")).sum().over("kernel")
-        )
-        .with_columns(
-            left=pl.col("d") - pl.col("lost") * pl.col("b"),
-            work=pl.col("duration_ns") - pl.col("lost") * pl.col("beside_ns"),
-        )
-        .group_by("kernel")
+        table.with_columns(lost=(s * pl.col("d")).sum().over("same") / (s * b).sum().over("same"))
+        .with_columns(left=pl.col("d") - pl.col("lost") * b, work=duration - pl.col("lost") * beside)
+        .group_by("same")
         .agg(
             pl.col("lost").first(),
-            error=(pl.col("s") ** 2 * pl.col("left") ** 2).sum().sqrt()
-            / (pl.col("s") * pl.col("b")).sum().abs(),
-            spread=(pl.col("s") ** 2).mean().sqrt(),
+            error=(s**2 * pl.col("left") ** 2).sum().sqrt() / (s * b).sum().abs(),
+            spread=(s**2).mean().sqrt(),
             count=pl.len(),
             is_mixed=pl.col("work").quantile(0.9) > MIXED_RATIO * pl.col("work").quantile(0.1),
         )
@@ -162,5 +153,5 @@ def _compared(kernels: pl.DataFrame) -> pl.DataFrame:
             ~pl.col("is_mixed"),
             pl.col("lost").is_finite(),
         )
-        .select("kernel", "lost", "error")
+        .select("same", "lost", "error")
     )
