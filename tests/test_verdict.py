@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from builder import Export
 from command import document, run
+from simulation.export import write
+from simulation.jobs import MS, Job, Planted, simulate
 
 from nsysddp.model.names import ranks_text
 
@@ -231,3 +233,21 @@ def test_what_reduces_nothing_waits_for_no_gradient(kind: str, tmp_path: Path) -
 
 def test_a_reduction_before_backward_waits_for_no_gradient(tmp_path: Path) -> None:
     assert LAST not in one_collective(tmp_path, "AllReduce", (30, 31), "forward")
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "tp", "pp"])
+def test_a_late_rank_is_found_behind_ranks_of_other_groups_that_wait_for_it(
+    tmp_path: Path, kind: str
+) -> None:
+    job = Job(kind, 8, 4, steps=3, layers=3, micro_batches=8, planted=Planted("slow_rank", 1.6, rank=5))
+    made = document(*write(simulate(job), tmp_path, per_rank=False))
+    code, message = bound(made)
+    assert code == "late_rank", message
+    assert message.startswith("Rank 5 is late: the others wait ")
+    assert "it computes" in message
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "tp", "pp", "ep"])
+def test_a_pause_of_all_ranks_makes_none_late(tmp_path: Path, kind: str) -> None:
+    job = Job(kind, 4, 4, steps=3, layers=3, planted=Planted("pause_all", 20 * MS, phase="optimizer"))
+    assert bound(document(*write(simulate(job), tmp_path, per_rank=False)))[0] != "late_rank"

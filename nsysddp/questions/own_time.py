@@ -27,7 +27,7 @@ from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.intervals import Intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,39 @@ def longer_than_others(
             )
         )
     return pl.concat(parts).sort("rank", "end_ns", "start_ns", "event", maintain_order=True)
+
+
+def own_lateness(
+    trace: Trace, attribution: Attribution, splits: Mapping[int, Split], steady: Mapping[int, Sequence[int]]
+) -> dict[int, float]:
+    """How much longer than its peers' is each rank's own time in a steady step?
+
+    Args:
+        trace: the run.
+        attribution: step of every event.
+        splits: communication of every rank.
+        steady: steps of every rank that count; -1 of events outside steps.
+
+    Returns:
+        Mean ns a step; ranks without peers are left out.
+    """
+    exposed = {
+        rank: (split.transfer | split.wait | split.unsplit) - trace.union(rank, OWN)
+        for rank, split in splits.items()
+    }
+    longer = longer_than_others(
+        trace, attribution, exposed, {rank: split.wait for rank, split in splits.items()}
+    )
+    step = attribution.step[longer["event"].to_numpy()]
+    rank = longer["rank"].to_numpy()
+    value = longer["longer_ns"]
+    known = value.is_not_null().to_numpy()
+    made = {}
+    for number, steps in steady.items():
+        mine = (rank == number) & known & np.isin(step, np.asarray(steps, dtype=np.int64))
+        if mine.any():
+            made[number] = float(value.to_numpy()[mine].sum()) / max(len(steps), 1)
+    return made
 
 
 def _with_same(lines: pl.DataFrame) -> pl.DataFrame:

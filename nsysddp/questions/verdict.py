@@ -13,10 +13,11 @@ from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.questions.collectives import collective_table
+from nsysddp.questions.own_time import own_lateness
 from nsysddp.questions.summary import Summary, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,22 +73,36 @@ def verdict_of(context: Context) -> Finding | None:
             context.trace, context.timed, context.attribution, context.windows, context.selection
         ),
     }
-    return verdict(Result(context.trace, tables, warnings=context.trace.warnings), launching(context))
+    result = Result(context.trace, tables, warnings=context.trace.warnings)
+    return verdict(result, launching(context), lambda: own_lateness_of(context))
 
 
-def verdict(result: Result, hosts: Mapping[int, Launching]) -> Finding | None:
+def own_lateness_of(context: Context) -> dict[int, float]:
+    """How much longer each rank's own time is than its peers' in a steady window, ns; asked where it matters."""
+    steady: dict[int, list[int]] = {}
+    for window in context.windows.windows:
+        if not window.is_warmup:
+            steady.setdefault(window.rank, []).append(window.step)
+    return own_lateness(context.trace, context.attribution, context.splits, steady)
+
+
+def verdict(
+    result: Result, hosts: Mapping[int, Launching], lateness: Callable[[], Mapping[int, float]]
+) -> Finding | None:
     """What bounds the step, or the capture where there are no steps; None where no rank has a window.
 
     Args:
         result: the tables ``rank``, ``overlap`` and ``collective`` of ``analyze``.
         hosts: of ``launching``.
+        lateness: ``own_lateness_of`` the same context.
     """
     found = summary(result)
     slowest = found.slowest()
     if slowest is None or not slowest["window_ns"]:
         return None
     shared = ranks_of_one_gpu(result.trace.ranks)
-    late = None if shared else _late_rank(result, found)
+    direct = None if shared else _late_rank(result, found)
+    late = None if shared else direct or _held_up_by(found, lateness)
     row = slowest if late is None else found.rows.filter(pl.col("rank") == late[0]).to_dicts()[0]
     known = {name: row[name] or 0 for name in _PARTS}
     head = max(known, key=lambda name: known[name])
@@ -100,7 +115,7 @@ def verdict(result: Result, hosts: Mapping[int, Launching]) -> Finding | None:
     if late is None:
         sentences = [_part_text(found, head, hosts, head=True)]
     else:
-        text, told = _late_text(found, hosts, *late)
+        text, told = _late_text(found, hosts, *late, for_it=direct is not None)
         sentences = [text] + ([] if told == head else [_part_text(found, head, hosts, head=True)])
         parts = [name for name in parts if name not in ("exposed_communication_ns", told)]
     sentences += [_part_text(found, name, hosts) for name in parts[:_MOST_PARTS]]
@@ -343,8 +358,41 @@ def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] |
     return (late, heavy) if late in window else None
 
 
+def _held_up_by(
+    found: Summary, lateness: Callable[[], Mapping[int, float]]
+) -> tuple[int, dict[int, float]] | None:
+    """The rank with more of its own to do than any other, while all others wait; and how long each of them does.
+
+    In groups ranks wait for ranks that wait for it, so the last to arrive at a collective need not be the one. That it
+    takes longer for the same work than its peers is asked only then: stages of a pipeline can have more to do by plan.
+    """
+    rows = found.rows.filter(pl.col("exposed_wait_ns").is_not_null())
+    if rows.height < 2 or rows.height < found.rows.height:
+        return None
+    own = rows.select(
+        "rank", "window_ns", "exposed_wait_ns", own=pl.col("window_ns") - pl.col("exposed_communication_ns")
+    )
+    late, next_to_it = own.sort("own", "rank", descending=[True, False]).head(2).to_dicts()
+    more = late["own"] - next_to_it["own"]
+    if more < _LATE * late["window_ns"]:
+        return None
+    waits = {
+        rank: float(wait)
+        for rank, wait in own.select("rank", "exposed_wait_ns").iter_rows()
+        if rank != late["rank"]
+    }
+    if min(waits.values()) - late["exposed_wait_ns"] < _HALF * more:
+        return None
+    return (late["rank"], waits) if lateness().get(late["rank"], 0) >= _HALF * more else None
+
+
 def _late_text(
-    found: Summary, hosts: Mapping[int, Launching], late: int, waits: Mapping[int, float]
+    found: Summary,
+    hosts: Mapping[int, Launching],
+    late: int,
+    waits: Mapping[int, float],
+    *,
+    for_it: bool,
 ) -> tuple[str, str | None]:
     """Who waits for the late rank how long, and what that rank has more of: as text, and as the part's column."""
     rows = {row["rank"]: row for row in found.rows.to_dicts()}
@@ -352,8 +400,8 @@ def _late_text(
     who = "the others wait" if sorted(waits) == others and len(others) > 1 else _waiting(sorted(waits))
     why, part = _what_takes_longer(found, hosts, rows, late)
     return (
-        f"rank {late} is late: {who} {found.range(waits.values())} of {_step(found, list(waits))} for it "
-        f"(exposed){why}",
+        f"rank {late} is late: {who} {found.range(waits.values())} of {_step(found, list(waits))}"
+        f"{' for it' if for_it else ''} (exposed){why}",
         part,
     )
 

@@ -49,7 +49,7 @@ def _block(number: int, row: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=2, justify="right", style="bold")
     grid.add_column(ratio=1, overflow="fold")
-    cost = "fault" if row["cost_ns"] is None else f"{ms(row['cost_ns']):.3f} ms  {row['step_ratio']:.1%}"
+    cost = "fault" if row["cost_ns"] is None else f"{ms(row['cost_ns']):.3f} ms a step"
     head = Text.assemble((row["cause"], "bold"), "  ", (cost, "bold red"), "  ")
     head.append(f"confidence {row['confidence']}", style=_CONFIDENCE[row["confidence"]])
     if row["doubt"]:
@@ -67,7 +67,7 @@ def markdown(result: Result) -> str:
     lines = [
         result.findings[0].message,
         "",
-        "| cause | ms a step, at most | of the path | confidence |",
+        "| cause | ms a step | of the critical path | confidence |",
         "|---|---:|---:|---|",
     ]
     rows = result["diagnosis"].to_dicts()

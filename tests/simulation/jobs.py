@@ -35,7 +35,7 @@ from .engine import (
     Range,
 )
 
-US, MS, MIB = 1_000, 1_000_000, 1 << 20
+US, MS, KIB, MIB = 1_000, 1_000_000, 1 << 10, 1 << 20
 MAIN, AUTOGRAD = 0, 1
 COMPUTE, BATCH, DDP, TENSOR, GATHER, SCATTER, REPLICATE, EXPERT, PIPE = 7, 13, 17, 18, 21, 22, 23, 24, 30
 FIRST_CAP = MIB  # of DDP's first bucket, where bucket_cap_mb is not given

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from nsysddp.model.result import Finding, Result
-from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions.contention import slowdowns
 from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
@@ -45,8 +45,9 @@ DIAGNOSIS = Table(
     (
         Column("place", INT, "1 for the costliest"),
         Column("cause", TEXT, "stable name of the cause"),
-        Column("cost_ns", INT, "what it costs at most per steady step; null for a fault, which has no cost"),
+        Column("cost_ns", INT, "path time of it per steady step; null for a fault, which has no cost"),
         Column("step_ratio", FLOAT, "cost_ns / mean critical path of the steady steps"),
+        Column("is_bound", FLAG, "without it a step gets shorter by at most the cost; null for a fault"),
         Column("confidence", TEXT, "high, medium or low"),
         Column("doubt", TEXT, "why the confidence is not high; null if it is"),
         Column("steps", INT, "steady steps in which it costs anything"),

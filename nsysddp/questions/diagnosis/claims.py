@@ -46,6 +46,9 @@ _SMALL = 0.02
 _OPEN = 0.05
 """With more than this share of the path unresolved a cost is no bound."""
 
+_COMPARED = 0.5
+"""With less of the time beside communication compared, what contention costs is mostly extrapolated."""
+
 _MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets")
 
 
@@ -94,8 +97,8 @@ class Case:
 
     Attributes:
         cause: the cause.
-        cost_ns: what it costs at most per steady step.
-        step_ratio: of the step.
+        cost_ns: path time of it per steady step.
+        step_ratio: of the critical path.
         found, steps: steady steps in which it costs anything, and all.
         rank, phase: where most of it lies; None if it is spread.
         spread_ns: standard deviation of the steady steps.
@@ -104,6 +107,7 @@ class Case:
         rate: bandwidth of its collectives, if they are large.
         grade: what the critical path rests on.
         unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
+        uneven_ratio: share of the path by which transfers are longer than the median of their like.
     """
 
     cause: Cause
@@ -119,6 +123,7 @@ class Case:
     rate: Rate | None
     grade: str
     unresolved_ratio: float
+    uneven_ratio: float
 
     def confidence(self, facts: Facts) -> tuple[str, str | None]:
         """How sure, and why not more."""
@@ -131,12 +136,22 @@ class Case:
             return "low", "the late rank changes: jitter rather than one straggler"
         if self.found < 0.5 * self.steps:
             return "low", f"in {self.found} of {self.steps} steady steps only"
+        if code == "contention" and facts.slowing.measured < _COMPARED:
+            return "low", (
+                f"kernels that can be compared are {facts.slowing.measured:.0%} of what ran beside communication: the "
+                "others are taken to be like them"
+            )
         if code in _DOUBTS:
             return _DOUBTS[code]
-        if code in _MOVING and not facts.is_contention_known:
+        if code in _MOVING and not facts.slowing.is_judged:
             return "medium", "whether computation is slower beside it could not be judged"
         if code == "slow_communication" and (self.rate is None or self.rate.is_low is None):
             return "medium", "no large message or link reference to compare the bandwidth with"
+        if code == "small_buckets" and not facts.merging.is_told:
+            return (
+                "low",
+                "all messages have one size: latency and bandwidth cannot be told apart, only that it is tiny",
+            )
         if code == "small_buckets" and facts.link is not None and facts.link.spread_ratio > SLOW_LINK:
             return "medium", f"the fitted latency leaves deviations of {facts.link.spread_ratio:.0%}"
         if self.steps < 2:
@@ -147,6 +162,23 @@ class Case:
             return "medium", "small beside what steps differ by"
         return "high", None
 
+    @property
+    def is_bound(self) -> bool:
+        """Does the step get shorter by no more than the cost, without the cause?"""
+        return self.unresolved_ratio <= _SMALL and not self._holds_up_transfers
+
+    @property
+    def _holds_up_transfers(self) -> bool:
+        """May it be what makes transfers uneven? Whatever stops a GPU stops what it sends."""
+        stops = self.cause.code in ("straggler", "other_process", "unexplained")
+        return stops and self.rank is not None and self.uneven_ratio > _SMALL
+
+    def _beyond(self) -> str:
+        """What may come on top of the cost, for a sentence."""
+        if self._holds_up_transfers:
+            return f", and what it makes transfers longer than their like ({self.uneven_ratio:.1%} in all)"
+        return f", and its part of the unresolved {self.unresolved_ratio:.1%}"
+
     def claim(self, facts: Facts) -> str:
         """One sentence: what, where, how much at most, with the largest part."""
         where = ", ".join(
@@ -156,7 +188,9 @@ class Case:
             ]
         )
         text = self.cause.title + (f" ({where})" if where else "")
-        text += f": at most {ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of it"
+        bound = "at most " if self.is_bound else ""
+        text += f": {bound}{ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of the critical path"
+        text += "" if bound else self._beyond()
         text += "".join((self._bandwidth(), self._links(facts), self._held(facts), self._largest()))
         return text[0].upper() + text[1:] + "."
 

@@ -12,24 +12,63 @@ from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import Case, rate_of
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.rules import UNRESOLVED
+from nsysddp.questions.diagnosis.transfers import uneven_share
 
 if TYPE_CHECKING:
     from nsysddp.questions import Context
 
 
+FAMILIES: tuple[tuple[str, ...], ...] = (
+    (
+        *("slow_communication", "compute_tail", "single_bucket", "small_buckets", "compute_stream"),
+        *("no_prefetch", "process_groups", "link_contention"),
+    ),
+    ("bucket_scheduling", "graph_breaks", "host_stall", "host_bound", "kernel_latency"),
+)
+"""Causes that are names for parts of the same thing: of transfers, and of launching."""
+
+_FAMILY = {cause: family[0] for family in FAMILIES for cause in family}
+
+
 def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
-    """Cost of each cause in each step: the least over the step's paths; what only some paths have costs nothing."""
+    """Cost of each cause in each step: the least over the step's paths; what only some paths have costs nothing.
+
+    Paths of one step can have the same thing by different names (the last bucket on one rank is not the last on
+    another), so the least is that of a family of causes. It is divided into the least of each cause and, of what is
+    left, shares like what they have more than that on average.
+    """
+    step = ["step", "step_index"]
     count = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
     lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
     shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
+    by_path = parts.group_by(*step, "path", "cause").agg(pl.col("cost_ns").sum())
+    by_path = by_path.with_columns(
+        family=pl.col("cause").replace_strict(_FAMILY, default=pl.col("cause"), return_dtype=pl.String)
+    ).join(count, on="step_index", how="left", nulls_equal=True)
+
+    def least(of: pl.Expr) -> pl.Expr:  # on a path without it is 0
+        return pl.when(pl.len() == pl.col("paths").first()).then(of.min()).otherwise(0)
+
+    whole = (
+        by_path.group_by(*step, "path", "family")
+        .agg(pl.col("cost_ns").sum(), pl.col("paths").first())
+        .group_by(*step, "family")
+        .agg(whole=least(pl.col("cost_ns")))
+    )
+    causes = by_path.group_by(*step, "family", "cause").agg(
+        least=least(pl.col("cost_ns")), mean=pl.col("cost_ns").sum() / pl.col("paths").first()
+    )
+    family = [*step, "family"]
+    more = pl.col("mean") - pl.col("least")
+    left = pl.col("whole") - pl.col("least").sum().over(family)
+    share = pl.when(more.sum().over(family) > 0).then(more / more.sum().over(family)).otherwise(0.0)
     return (
-        parts.group_by("step", "step_index", "path", "cause")
-        .agg(pl.col("cost_ns").sum())
-        .group_by("step", "step_index", "cause")
-        .agg(pl.col("cost_ns").min(), having=pl.len())
-        .join(count, on="step_index", how="left", nulls_equal=True)
-        .filter(pl.col("having") == pl.col("paths"))
+        causes.join(whole, on=family, how="left", nulls_equal=True)
+        .sort(*step, "cause")
+        .with_columns(cost_ns=pl.col("least") + (left * share).floor().cast(pl.Int64))
+        .filter(pl.col("cost_ns") > 0)
         .join(shortest, on="step_index", how="left", nulls_equal=True)
+        .select(*step, "cause", "cost_ns", "path_ns")
         .sort("step_index", "cost_ns", "cause", descending=[False, True, False])
     )
 
@@ -91,6 +130,9 @@ def costs_of(
     rows = []
     sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
     unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
+    moved = weighted.filter(pl.col("kind") == "transfer")
+    uneven = float(moved["cost"].to_numpy() @ uneven_share(context, moved["event"].to_numpy()))
+    mean = path / steps
     for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
         cost = round(total / steps)
         if code not in BY_CODE or total < _LEAST * path:
@@ -110,6 +152,7 @@ def costs_of(
             rate=rate_of(context, own, facts),
             grade=grade,
             unresolved_ratio=unresolved / path,
+            uneven_ratio=uneven / mean,
         )
         confidence, doubt = case.confidence(facts)
         rows.append(
@@ -117,6 +160,7 @@ def costs_of(
                 "cause": code,
                 "cost_ns": cost,
                 "step_ratio": case.step_ratio,
+                "is_bound": case.is_bound,
                 "confidence": confidence,
                 "doubt": doubt,
                 "steps": found,

@@ -13,7 +13,10 @@ from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.contention import slowdowns
-from nsysddp.questions.link import Link, fit_link, link_reference_gbps
+from nsysddp.questions.diagnosis.device import uneven_kernels
+from nsysddp.questions.diagnosis.merging import Merging
+from nsysddp.questions.diagnosis.slowing import Slowing
+from nsysddp.questions.link import Link, link_reference_gbps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,43 +43,47 @@ class Facts:
 
     Attributes:
         buckets: ``schema.BUCKET`` rows.
-        link: fitted link; None where no size is known.
-        slower: per (rank, step): share of the time beside communication that contention cost, where its interval
-            excludes 0; for step -1 of the whole capture.
-        slower_transfer: per rank: the same of transfers beside computation.
+        merging: would larger buckets help?
+        slowing: by how much kernels are slower beside communication.
+        slower_transfer: per rank: share of the time of transfers beside computation that was lost to it.
         compute_streams: (rank, context, stream) of the queues that do most of the computing.
         compiled: ranks with kernels of a compiled backward.
         reference_gbps: what the link of the GPUs carries in one direction; None if it is unknown.
         has_shapes: contention could be judged.
         has_metrics: GPU metrics were sampled.
-        is_contention_known: the cost of contention is known in most windows.
+        uneven: rank, name, shortest and longest of kernels that take longer in some steps (``device.uneven_kernels``).
         link_activity: sampled PCIe, NVLink and NIC metrics beside computation and without, in words.
     """
 
     buckets: pl.DataFrame
-    link: Link | None
-    slower: dict[tuple[int, int], float]
+    merging: Merging
+    slowing: Slowing
     slower_transfer: dict[int, float]
     compute_streams: set[tuple[int, int, int]]
     compiled: list[int]
     reference_gbps: float | None
     has_shapes: bool
     has_metrics: bool
-    is_contention_known: bool
+    uneven: tuple[int, str, int, int] | None
     link_activity: tuple[str, ...]
+
+    @property
+    def link(self) -> Link | None:
+        """Latency and bandwidth of the gradients' group, or without such of the one that moves most."""
+        return self.merging.link
 
     @classmethod
     def of(cls, context: Context) -> Facts:
         """Ask the other analyses."""
         trace = context.trace
         found = None if trace.shapes is None else context.contention
-        slower, slower_transfer = slowdowns(found)
+        _, slower_transfer = slowdowns(found)
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
             buckets=context.buckets["bucket"],
-            link=fit_link(context.timed),
-            slower=slower,
+            merging=Merging.of(context),
+            slowing=Slowing.of(context),
             slower_transfer=slower_transfer,
             compute_streams=set(
                 on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
@@ -85,7 +92,7 @@ class Facts:
             reference_gbps=reference,
             has_shapes=trace.shapes is not None,
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
-            is_contention_known=_is_contention_known(found),
+            uneven=uneven_kernels(context),
             link_activity=_link_activity(found),
         )
 
@@ -107,14 +114,6 @@ def _link_activity(found: Result | None) -> tuple[str, ...]:
         + ("" if alone is None else f", {alone:.1f} without")
         for metric, both, alone in busy.select("metric", "both", "communication_alone").iter_rows()
     )
-
-
-def _is_contention_known(found: Result | None) -> bool:
-    """Is the cost of contention known in most windows in which communication ran beside computation?"""
-    if found is None:
-        return False
-    hidden = found["contention_step"].filter(pl.col("hidden_communication_ns") > 0)
-    return 2 * hidden["contention_ns"].null_count() < max(hidden.height, 1)
 
 
 def _compiled(context: Context) -> list[int]:

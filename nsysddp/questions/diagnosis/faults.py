@@ -14,7 +14,7 @@ from nsysddp.model.result import Result
 from nsysddp.model.units import ms
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import short
-from nsysddp.questions.diagnosis.device import sharing_ranks, uneven_kernels
+from nsysddp.questions.diagnosis.device import sharing_ranks
 from nsysddp.questions.diagnosis.facts import Facts
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
+
+_WORTH_SAYING = 0.02
+"""Share of the path from which on it is said that it could not be matched."""
 
 STEADY_SPREAD = 1.25
 """Steady steps differ by less than this, longest over shortest."""
@@ -157,6 +160,17 @@ def _waited_for(graph: Graph, event: int, collective: int, end: Ints) -> bool:
     return False
 
 
+def _unmatched_share(paths: Result) -> float:
+    """Share of the steady steps' paths that is communication without a match."""
+    kinds = paths["critical_path_kind"]
+    steady = (
+        paths["critical_path_step"].filter(~pl.col("is_warmup")).select("step_index", "path_rank", "path_ns")
+    )
+    own = kinds.join(steady, on=["step_index", "path_rank"], how="semi", nulls_equal=True)
+    unmatched = own.filter(pl.col("kind").cast(pl.String) == "unmatched_communication")["duration_ns"].sum()
+    return float(unmatched) / max(int(steady["path_ns"].sum()), 1)
+
+
 def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, str]]:
     """Causes of which this capture says nothing, and what to capture for them."""
     trace = context.trace
@@ -169,21 +183,32 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
         made.append(
             ("straggler", "no collective could be matched over ranks", "export with --include-blobs=true")
         )
-    if not facts.slower and not facts.has_shapes:
+    unmatched = _unmatched_share(paths)
+    if unmatched > _WORTH_SAYING:
+        made.append(
+            (
+                "slow_communication",
+                f"{unmatched:.0%} of the critical path is communication that could not be matched over ranks, so "
+                "waiting and transfer are not told apart",
+                "all ranks, exported with --include-blobs=true",
+            )
+        )
+    if not facts.has_shapes:
         made.append(
             ("contention", "kernels of one shape were not compared", "read the report with launch shapes")
         )
-    elif not facts.slower:
+    elif not facts.slowing.is_judged:
         made.append(
             (
                 "contention",
-                "too few kernels ran with and without communication beside them to show a difference",
+                "kernels ran beside communication for about the same share of their time in all executions, so none "
+                "can be compared with itself",
                 "more steps, and steps without communication (no_sync)",
             )
         )
     if facts.link is None:
         made.append(("small_buckets", "message sizes are unknown", "export with --include-blobs=true"))
-    elif not facts.link.has_latency:
+    elif not facts.link.has_latency and not facts.merging.is_cause:
         few = (
             "all messages have one size"
             if facts.link.sizes == 1
@@ -198,9 +223,8 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
                 "--gpu-metrics-devices=all, --nic-metrics=true",
             )
         )
-    uneven = uneven_kernels(context)
-    if uneven is not None and not sharing_ranks(context.trace):
-        rank, name, shortest, longest = uneven
+    if facts.uneven is not None and not sharing_ranks(context.trace):
+        rank, name, shortest, longest = facts.uneven
         made.append(
             (
                 "other_process",

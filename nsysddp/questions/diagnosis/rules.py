@@ -12,9 +12,9 @@ from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.blocking import blocking_calls, is_allocation, is_copy
 from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
-from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.path import host_phases
-from nsysddp.questions.diagnosis.transfers import bytes_of, shares_of_transfers, transfer_causes
+from nsysddp.questions.diagnosis.transfers import shares_of_transfers, transfer_causes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,18 +148,14 @@ def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple
     reduces = np.zeros(context.trace.events.height, dtype=bool)
     reduces[kinds["event"].to_numpy()] = True
     gradients = unlaunched & reduces[event]
-    small = np.zeros(event.size, dtype=bool)
-    if facts.link is not None and facts.link.has_latency and gradients.any():
-        size = bytes_of(context, facts.link)[event]
-        rows = np.flatnonzero(gradients & (size > 0))
-        small[rows] = [facts.link.latency_ratio(of) > SLOW_LINK for of in size[rows]]
+    small = gradients & facts.merging.is_cause
     return gradients, small
 
 
 def _contention(
     context: Context, facts: Facts, parts: pl.DataFrame
 ) -> tuple[str, NDArray[np.float64], tuple[str, ...]]:
-    """What computation beside communication lost to it, by the measured ratio of the rank and step."""
+    """What computation beside communication lost to it, by what was measured on the rank."""
     kind, rank = parts["kind"].cast(pl.String).to_numpy(), parts["rank"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     step = parts["step_index"].fill_null(-1).to_numpy()
@@ -167,6 +163,6 @@ def _contention(
     for owner in context.trace.rank_numbers:
         beside = np.flatnonzero((rank == owner) & (kind == "compute"))
         communication = context.trace.union(owner, ["communication"])
-        share = np.array([facts.slower.get((owner, int(number)), 0.0) for number in step[beside]])
+        share = np.array([facts.slowing.lost(owner, int(number)) for number in step[beside]])
         contended[beside] = share * communication.length_within(start[beside], end[beside])
     return "contention", contended, (COMPUTATION,)

@@ -11,6 +11,7 @@ import polars as pl
 from nsysddp.dependencies.queues import event_queues
 from nsysddp.model.intervals import Intervals
 from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.diagnosis.slowing import compared
 from nsysddp.questions.link import Link
 
 if TYPE_CHECKING:
@@ -77,6 +78,17 @@ def transfer_causes(context: Context, facts: Facts, transfers: pl.DataFrame) -> 
     return made
 
 
+def uneven_share(context: Context, event: Ints) -> Floats:
+    """By what share of itself is each transfer longer than the median of its like? Shape as given."""
+    length = pl.col("end_ns") - pl.col("transfer_start_ns")
+    like = ["communicator", "group_size", "kind", "bytes"]
+    known = context.timed.filter(length > 0)
+    longer = known.select((1 - length.median().over(like) / length).clip(lower_bound=0)).to_series()
+    share = np.zeros(context.trace.events.height)
+    share[known["event"].to_numpy()] = longer.to_numpy()
+    return share[event]
+
+
 def gathers_without_prefetch(context: Context) -> NDArray[np.bool_]:
     """Which all-gathers had to wait for the very computation that they could run beside? Shape (events,).
 
@@ -131,44 +143,76 @@ def shares_of_transfers(
             competing[own] = others.length_within(start[own], end[own])
     yield "process_groups", competing * _lost_to_others(context, event, communicators), MOVING
     yield "link_contention", slowed, MOVING
-    if facts.link is not None and facts.link.has_latency:
-        size = np.where(event >= 0, bytes_of(context, facts.link)[event], 0)
-        whole = facts.link.latency_ns + facts.link.ns_per_byte * size
-        latency = np.where(
-            transfer & (size > 0) & (whole > 0), facts.link.latency_ns / np.maximum(whole, 1), 0.0
-        )
-        # Latency is there for every message; it is the cause only where it dominates.
-        dominates = np.where(latency > SLOW_LINK, latency, 0.0)
-        yield "small_buckets", dominates * (end - start), ("slow_communication",)
+    yield "small_buckets", _for_being_small(context, facts, event) * transfer * (end - start), _UNPLACED
+
+
+_UNPLACED = ("slow_communication",)
+
+
+def _for_being_small(context: Context, facts: Facts, event: Ints) -> Floats:
+    """Share of each transfer that is there because the message is small; shape (transfers,).
+
+    All of it where larger buckets would save most; else the latency, where that dominates.
+    """
+    merging, link = facts.merging, facts.link
+    gradients = _of_collectives(context, event, merging.collectives)
+    if merging.is_cause:
+        return gradients.astype(np.float64)
+    if link is None or not link.has_latency:
+        return np.zeros(event.size)
+    size = np.where(event >= 0, bytes_of(context, link)[event], 0)
+    if merging.collectives:
+        size = np.where(gradients, size, 0)
+    whole = link.latency_ns + link.ns_per_byte * size
+    latency = np.where((size > 0) & (whole > 0), link.latency_ns / np.maximum(whole, 1), 0.0)
+    # Latency is there for every message; it is the cause only where it dominates.
+    return np.where(latency > SLOW_LINK, latency, 0.0)
+
+
+def _of_collectives(context: Context, event: Ints, collectives: frozenset[int]) -> NDArray[np.bool_]:
+    """Which events belong to one of these collectives?"""
+    ids = np.full(context.trace.events.height + 1, -1, dtype=np.int64)
+    ids[context.timed["event"].to_numpy()] = context.timed["collective_id"].fill_null(-1).to_numpy()
+    found: NDArray[np.bool_] = np.isin(ids[event], np.asarray(sorted(collectives), dtype=np.int64))
+    return found
 
 
 def _lost_to_others(context: Context, event: Ints, communicators: dict[int, dict[str, Intervals]]) -> Floats:
-    """Share of the time beside other communicators that was lost to them; 1 where none like it ran alone."""
+    """Share of the time beside other communicators that was lost to them.
+
+    Of like transfers those alone are compared with those beside others, or where none ran alone those that were beside
+    them for more and for less of their time; where that does not differ either it is at most all of it.
+    """
     lost = np.ones(context.trace.events.height)
     if not communicators:
         return lost[event]
     timed = context.timed.filter(
         pl.col("communicator").is_not_null(), pl.col("transfer_start_ns").is_not_null()
-    )
-    beside = np.zeros(timed.height)
+    ).filter(pl.col("end_ns") > pl.col("transfer_start_ns"))
+    beside = np.zeros(timed.height, dtype=np.int64)
     start, end = timed["transfer_start_ns"].to_numpy(), timed["end_ns"].to_numpy()
     rank, names = timed["rank"].to_numpy(), timed["communicator"].to_numpy()
     for owner, of in communicators.items():
         for communicator, others in of.items():
             rows = np.flatnonzero((rank == owner) & (names == communicator))
             beside[rows] = others.length_within(start[rows], end[rows])
-    length = np.maximum(end - start, 1)
-    timed = timed.select("event", "communicator", "kind", "bytes").with_columns(
-        length=pl.Series(length), share=pl.Series(beside / length)
+    timed = timed.select(
+        "event",
+        "rank",
+        same=pl.struct("communicator", "kind", "bytes").rank("dense"),
+        duration_ns=pl.Series(end - start),
+        beside_ns=pl.Series(beside),
     )
-    like = ["communicator", "kind", "bytes"]
-    ratio = timed.group_by(like).agg(
-        alone=pl.col("length").filter(pl.col("share") < _ALONE).median(),
-        accompanied=pl.col("length").filter(pl.col("share") > _BESIDE).median(),
+    length, share = pl.col("duration_ns"), pl.col("beside_ns") / pl.col("duration_ns")
+    ratio = timed.group_by("same").agg(
+        alone=length.filter(share < _ALONE).median(), accompanied=length.filter(share > _BESIDE).median()
     )
-    timed = timed.join(ratio, on=like, how="left", nulls_equal=True, maintain_order="left")
-    share = (1 - pl.col("alone") / pl.col("accompanied")).clip(0, 1).fill_null(1.0)
-    lost[timed["event"].to_numpy()] = timed.select(share).to_series().to_numpy()
+    by_ratio = 1 - pl.col("alone") / pl.col("accompanied")
+    timed = timed.join(ratio, on="same", how="left", maintain_order="left").join(
+        compared(timed), on="same", how="left", maintain_order="left"
+    )
+    found = timed.select(pl.coalesce(by_ratio, "lost").clip(0, 1).fill_null(1.0)).to_series()
+    lost[timed["event"].to_numpy()] = found.to_numpy()
     return lost[event]
 
 

@@ -1,0 +1,159 @@
+"""Simulated jobs with one thing planted: the first cause named is that one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from simulation.export import write
+from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
+
+from nsysddp.join.load import load
+from nsysddp.model.result import Result
+from nsysddp.questions import context_of
+from nsysddp.questions.diagnosis import costs, diagnose, merging, slowing
+
+
+def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
+    paths = write(simulate(job), folder, per_rank=False, payload=payload)
+    return diagnose(context_of(load(paths, host_calls=True, shapes=True, metrics=True)))
+
+
+def first_of(result: Result) -> dict[str, Any]:
+    return result["diagnosis"].row(0, named=True)
+
+
+# --- kernels beside communication ------------------------------------------------------------------------------
+
+
+def executions(lost: float, shares: tuple[float, ...], name: str = "gemm") -> pl.DataFrame:
+    """Twenty executions a share on two GPUs, of which one is 10 % slower: 1 ms of work and what communication took."""
+    rows = []
+    for rank, speed in ((0, 1.0), (1, 1.1)):
+        for number in range(20 * len(shares)):
+            share = shares[number % len(shares)]
+            work = speed * 1e6 * (1 + 0.01 * np.sin(number))
+            duration = work / (1 - lost * share)
+            rows.append((rank, name, round(duration), round(duration * share)))
+    return pl.DataFrame(rows, ["rank", "name", "duration_ns", "beside_ns"], orient="row").with_columns(
+        grid=pl.lit("g"), block=pl.lit("b"), phase=pl.lit("backward"), after=pl.lit("x"), steady=True
+    )
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2, 0.4])
+def test_kernels_that_never_run_alone_are_compared_by_how_long_communication_was_beside_them(
+    monkeypatch: pytest.MonkeyPatch, lost: float
+) -> None:
+    monkeypatch.setattr(slowing, "executions", lambda _: executions(lost, (0.3, 0.6, 0.9)))
+    found = slowing.losses(None)  # type: ignore[arg-type]
+    assert set(found) == {0, 1}
+    assert found[0].share == pytest.approx(lost, abs=0.01)
+    assert found[0].measured == 1
+
+
+def test_kernels_beside_communication_for_all_of_their_time_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slowing, "executions", lambda _: executions(0.3, (1.0,)))
+    assert slowing.losses(None) == {}  # type: ignore[arg-type]
+
+
+def test_what_could_not_be_compared_is_charged_alike_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = pl.concat([executions(0.3, (0.2, 0.8)), executions(0.3, (1.0,), "other")])
+    monkeypatch.setattr(slowing, "executions", lambda _: both)
+    found = slowing.losses(None)  # type: ignore[arg-type]
+    assert found[1].share == pytest.approx(0.3, abs=0.01)
+    assert 0.3 < found[1].measured < 0.6
+
+
+def test_contention_under_sharding_where_no_kernel_runs_alone(tmp_path: Path) -> None:
+    job = Job(
+        "hsdp", 4, 2, steps=4, layers=6, gbps=55, planted=Planted("contention", 1.5), on_compute_stream=False
+    )
+    result = diagnosed(job, tmp_path)
+    assert first_of(result)["cause"] == "contention"
+    assert "contention" not in result["diagnosis_unjudged"]["cause"].to_list()
+
+
+# --- buckets and the link ----------------------------------------------------------------------------------------
+
+
+SMALL = Job(
+    ranks=2, steps=4, layers=6, layer_ns=200 * US, layer_bytes=3 * MIB, layer_parameters=7, latency_ns=60 * US
+)
+
+
+@pytest.mark.parametrize(("gbps", "cause"), [(20.0, "small_buckets"), (0.8, "slow_communication")])
+def test_many_buckets_are_the_cause_if_larger_ones_would_save_more_than_half_the_bytes(
+    tmp_path: Path, gbps: float, cause: str
+) -> None:
+    job = replace(SMALL, gbps=gbps, planted=Planted("small_buckets", 512 * KIB))
+    assert first_of(diagnosed(job, tmp_path))["cause"] == cause
+
+
+def test_tiny_buckets_of_one_size_are_named_with_low_confidence(tmp_path: Path) -> None:
+    job = replace(
+        SMALL,
+        layer_parameters=1,
+        layer_bytes=512 * KIB,
+        layers=40,
+        layer_ns=30 * US,
+        latency_ns=150 * US,
+        planted=Planted("small_buckets", 1),
+    )
+    result = diagnosed(job, tmp_path)
+    first = first_of(result)
+    assert (first["cause"], first["confidence"]) == ("small_buckets", "low")
+    assert "one size" in first["doubt"]
+    assert "small_buckets" not in result["diagnosis_unjudged"]["cause"].to_list()
+
+
+def test_the_end_of_a_chain_of_buckets() -> None:
+    """Run 0: the second is ready last; run 1: the first lasts."""
+    run = np.array([0, 0, 1, 1])
+    ends = merging._ends(run, np.array([0.0, 10.0, 0.0, 1.0]), np.array([4.0, 3.0, 8.0, 2.0]))
+    assert ends.tolist() == [13.0, 10.0]
+
+
+# --- what a cost is, and where it is no bound ----------------------------------------------------------------------
+
+
+def test_tied_paths_that_have_the_same_transfers_by_different_names_share_the_least_of_their_sums() -> None:
+    def part(path: int, cause: str, cost: int) -> dict[str, Any]:
+        return {"step": "step 1", "step_index": 1, "path": path, "cause": cause, "cost_ns": cost}
+
+    parts = pl.DataFrame(
+        [
+            *(part(0, "slow_communication", 60), part(0, "computation", 40)),
+            *(part(1, "compute_tail", 30), part(1, "slow_communication", 20), part(1, "straggler", 50)),
+        ]
+    )
+    found = dict(costs.per_step_of(parts).select("cause", "cost_ns").iter_rows())
+    assert found == {
+        "slow_communication": 20 + 17,
+        "compute_tail": 12,
+    }  # 50 in all; the means are 20 and 15 more
+
+
+def test_the_name_of_a_preempted_gpu_is_no_bound_where_its_transfers_lasted_longer_too(
+    tmp_path: Path,
+) -> None:
+    job = Job("pp", 4, 2, steps=4, layers=3, micro_batches=4, activation_bytes=60 * MIB)
+    stopped = replace(job, planted=Planted("preemption", 2.5e6, rank=1, how="stretch"))
+    first = first_of(diagnosed(stopped, tmp_path))
+    assert (first["cause"], first["rank"], first["is_bound"]) == ("straggler", 1, False)
+    assert "at most" not in first["claim"]
+    assert "longer than their like" in first["claim"]
+
+
+def test_a_cost_beside_communication_that_could_not_be_matched_is_no_bound(tmp_path: Path) -> None:
+    job = Job("pp", 8, 2, steps=4, layers=2, planted=Planted("slow_link", 4.0))
+    result = diagnosed(job, tmp_path, payload=False)
+    first = first_of(result)
+    assert not first["is_bound"]
+    assert "part of the unresolved" in first["claim"]
+    assert "slow_communication" in result["diagnosis_unjudged"]["cause"].to_list()
