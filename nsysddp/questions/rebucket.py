@@ -79,11 +79,18 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Backward:
-    """One backward of one rank: its buckets in order of launch."""
+    """One backward of one rank.
+
+    Attributes:
+        rank, step, number: whose it is, and which of its step.
+        meeting: id of its first collective, which the ranks of one group share.
+        buckets: in order of launch.
+    """
 
     rank: int
     step: int
     number: int
+    meeting: int
     buckets: tuple[Recorded, ...]
 
 
@@ -158,7 +165,8 @@ def recorded_buckets(
     for (rank, step, number), part in rows.group_by(keys, maintain_order=True):
         buckets: list[Recorded] = []
         since = _backward_start(context, int(rank), int(step), int(part["launched_ns"].min() or 0))  # type: ignore[arg-type]
-        for row in part.sort("launched_ns").iter_rows(named=True):
+        in_order = part.sort("launched_ns")
+        for row in in_order.iter_rows(named=True):
             call = int(lines.launcher[row["event"]])
             if call < 0:
                 raise CannotTell(
@@ -187,7 +195,9 @@ def recorded_buckets(
                 )
             )
             since = end
-        made.append(Backward(int(rank), int(step), int(number), tuple(buckets)))
+        made.append(
+            Backward(int(rank), int(step), int(number), int(in_order["collective_id"][0]), tuple(buckets))
+        )
     known = rows["parameters"].is_not_null().all()
     hooks = {
         rank: np.median(
@@ -382,7 +392,7 @@ def rebuild(
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
     ranks: dict[int, int] = {}
-    arrivals: dict[tuple[int, int, int], int] = {}
+    arrivals: dict[tuple[int, int], int] = {}
     for backward in buckets.backwards:
         rank = backward.rank
         hook = buckets.hook_ns[rank] * host_scale
@@ -405,7 +415,7 @@ def rebuild(
             rest = draft.add(ahead=first, duration=hook - launch, origin=when, is_call=1)
             inserted[place] = rest
             ready = int(np.searchsorted(launchers, place, side="right")) - 1
-            key = (backward.step, backward.number, number)
+            key = (backward.meeting, number)
             if key not in arrivals:
                 arrivals[key] = draft.new_arrival()
             node = draft.add(
