@@ -284,6 +284,21 @@ def test_a_judged_job_has_an_answer_to_every_criterion() -> None:
     assert "| dp | cap_400 | 1 |" in text
 
 
+def predicted(job: Job, folder: Path) -> dict[str, tuple[float, bool]]:
+    """Of each scenario: predicted over simulated - 1, and whether the simulated step lies in the band."""
+    answer = judge.ask(write(simulate(job), folder), job, payload=True)
+    rows = judge.judge(judge.Trial(0, 0, job, False, True, 0.0, False), simulate(job), answer)["whatif"]
+    return {row["scenario"]: (row["error"], row["in_band"]) for row in rows}
+
+
+def test_contention_beside_many_small_buckets_is_followed_to_its_end(tmp_path: Path) -> None:
+    """Kernels and buckets settle one after the other: eight turns of that predict 7 % too much."""
+    slowed = {"layers": 9, "layer_ns": 450 * US, "layer_bytes": 9 * MIB, "layer_parameters": 2}
+    found = predicted(Job(ranks=2, contention=2.4, gbps=14.0, jitter=0.003, **slowed), tmp_path)  # type: ignore[arg-type]
+    assert found["cap_1"] == (pytest.approx(0, abs=0.02), True)
+    assert found["faster_1.5"] == (pytest.approx(0, abs=0.005), True)
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}
