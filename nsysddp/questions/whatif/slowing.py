@@ -7,8 +7,10 @@ A kernel loses the share ``s`` of the time that it spends beside communication::
 
 The time beside communication hangs on the schedule and the schedule on the durations, so both are found in turns. What
 happens hangs only on what happened before, so each turn settles what follows on the settled part: the turns end, but in
-a step with many small buckets not soon, and meanwhile the length of the schedule can rest and change again. The share is that of the contention table where it has one; else of all executions of one kernel and shape together, which
-mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
+a step with many small buckets not soon, and meanwhile the length of the schedule can rest and change again.
+
+The share is that of the contention table where it has one; else of all executions of one kernel and shape together,
+which mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
 """
 
 from __future__ import annotations
