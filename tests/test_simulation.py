@@ -299,6 +299,16 @@ def test_contention_beside_many_small_buckets_is_followed_to_its_end(tmp_path: P
     assert found["faster_1.5"] == (pytest.approx(0, abs=0.005), True)
 
 
+def test_host_time_ahead_of_every_bucket_comes_with_every_bucket(tmp_path: Path) -> None:
+    """Not annotated: a gap ahead of each launch would stay where it was, however many buckets there are."""
+    late = Planted("late_launch", 2 * MS)
+    found = predicted(Job(ranks=2, layers=4, layer_bytes=30 * MIB, gbps=200.0, planted=late), tmp_path)
+    assert {name: found[name] for name in ("cap_5", "cap_100")} == {
+        "cap_5": (pytest.approx(0, abs=0.02), True),
+        "cap_100": (pytest.approx(0, abs=0.02), True),
+    }
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}
