@@ -54,7 +54,7 @@ FACTORS = (0.5, 1.5, 4.0)
 CAPS = (1.0, 5.0, 25.0, 100.0, 400.0)
 ORDERS = ("reverse",)
 BUCKETED = ("dp", "tp", "ep", "pp")
-"""Kinds of job whose gradients DDP sends in buckets."""
+"""Kinds of job whose gradients DDP sends in buckets, where several ranks hold the same part of the model."""
 
 ALARM_SHARE, NO_SAVING = 0.03, 0.01
 AT_MOST_SLACK, WITHIN, SAME_NS = 0.02, 0.05, 2
@@ -127,7 +127,7 @@ def ask(paths: list[Path], job: Job, *, payload: bool) -> Answer:
 
     context = context_of(nsysddp.load(paths, host_calls=True, shapes=True, metrics=True))
     others: dict[str, Any] = {}
-    if job.kind in BUCKETED and payload:
+    if job.kind in BUCKETED and job.replicas > 1 and payload:
         others = {"bucket_cap": CAPS, "bucket_order": ORDERS, "parameters": job.parameters}
     predicted = question("whatif").answer(context, faster=FACTORS, **others)
     return Answer(
