@@ -222,3 +222,25 @@ def test_equal_buckets_on_two_hosts_are_matched_by_the_gaps_between_steps(
     tables = document(*paths, "--per", "capture")["tables"]
     assert {row["match"] for row in tables["collective"]} == {"sequence"}
     assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-skew_ms * MS, abs=10_000)
+
+
+@pytest.mark.parametrize("skew_ms", [5.7, -6.1])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_steps_that_are_nearly_alike_are_not_taken_for_each_other(
+    seed: int, skew_ms: float, tmp_path: Path
+) -> None:
+    """Clocks are wrong by most of a step, and the steps differ by 10 us: still more than the ends of a collective."""
+    starts = np.random.default_rng(seed).normal(0, 0.01, (4, 4))
+    paths = []
+    for rank in range(2):
+        export = Export(host=f"node{rank}", utc_epoch_ns=1_700_000_000_000_000_000 + int(rank * skew_ms * MS))
+        process = export.process(100 + rank, gpu=rank)
+        late = np.random.default_rng(10 * seed + rank).normal(0, 0.002, (4, 4))
+        for step in range(4):
+            for bucket in range(4):
+                at = 8 * step + bucket + starts[step, bucket]
+                process.nccl("AllReduce", 17, (at, at + 0.5 + late[step, bucket]), bytes=4 << 20)
+        paths.append(export.write(tmp_path / f"rank{rank}.sqlite"))
+    tables = document(*paths, "--per", "capture")["tables"]
+    assert {row["match"] for row in tables["collective"]} == {"sequence"}
+    assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-skew_ms * MS, abs=10_000)

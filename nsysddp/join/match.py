@@ -690,8 +690,9 @@ class _Line:
             return None
         near = [fit for fit in fits if fit[0] <= max(2 * min(fits)[0], tolerance / 5)]
         # Of buckets of one size in a row the median cannot tell one from the next: only at the right offset do the gaps
-        # between steps fit too, which the mean shows.
-        most = max(2 * min(fit[1] for fit in near), tolerance / 5)
+        # between steps fit too, which the mean shows. Steps are hardly as alike as the ends of one collective are
+        # close, so a shift by a whole step, which a wrong anchor can make look nearer, has a larger mean too.
+        most = max(2 * min(fit[1] for fit in near), tolerance / 100)
         best = min((fit for fit in near if fit[1] <= most), key=lambda fit: (fit[2], abs(fit[3])))
         return int(best[3])
 

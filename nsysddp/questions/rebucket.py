@@ -10,6 +10,8 @@ For each rank and backward, on the host's line of calls (``h`` the hook of a buc
   between two hooks the parameters of a bucket are spread evenly: the last one is ready at the hook.
 * **Which buckets.** ``ddp.reducer.rebuilt_layout`` with the ready order and the cap.
 * **Host.** A hook costs what the recorded hooks cost on that rank (their median); the recorded ones are taken out.
+  Without annotation a hook is the launch with the queue operations around it, and of the time ahead of it what all
+  buckets have more than the launches of their thread: what comes with every bucket is the bucket's.
 * **GPU.** A collective waits for the last event that had been launched on the producing stream at its hook, for the
   collective before it, and for the other ranks; its transfer is that of the fitted link. Computation keeps its recorded
   durations, contention included.
@@ -20,7 +22,7 @@ For each rank and backward, on the host's line of calls (``h`` the hook of a buc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,11 +81,18 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Backward:
-    """One backward of one rank: its buckets in order of launch."""
+    """One backward of one rank.
+
+    Attributes:
+        rank, step, number: whose it is, and which of its step.
+        meeting: id of its first collective, which the ranks of one group share.
+        buckets: in order of launch.
+    """
 
     rank: int
     step: int
     number: int
+    meeting: int
     buckets: tuple[Recorded, ...]
 
 
@@ -155,10 +164,12 @@ def recorded_buckets(
     launching = np.zeros(lines.start.size, dtype=bool)
     launching[lines.launcher[lines.launcher >= 0]] = True
     threads = _Threads(graph, launching)
+    before_hook: dict[int, list[float]] = {}
     for (rank, step, number), part in rows.group_by(keys, maintain_order=True):
         buckets: list[Recorded] = []
         since = _backward_start(context, int(rank), int(step), int(part["launched_ns"].min() or 0))  # type: ignore[arg-type]
-        for row in part.sort("launched_ns").iter_rows(named=True):
+        in_order = part.sort("launched_ns")
+        for row in in_order.iter_rows(named=True):
             call = int(lines.launcher[row["event"]])
             if call < 0:
                 raise CannotTell(
@@ -172,6 +183,9 @@ def recorded_buckets(
             else:
                 inside = _around(context, graph, mine, call, launching)
                 start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
+                ahead = lines.before[inside[0]]
+                idle = start - int(lines.end[ahead]) - threads.usual_gap(int(rank), int(lines.thread[call]))
+                before_hook.setdefault(int(rank), []).append(max(0.0, idle) if ahead >= 0 else 0.0)
             first = inside[0] if inside.size else call
             buckets.append(
                 Recorded(
@@ -187,7 +201,10 @@ def recorded_buckets(
                 )
             )
             since = end
-        made.append(Backward(int(rank), int(step), int(number), tuple(buckets)))
+        made.append(
+            Backward(int(rank), int(step), int(number), int(in_order["collective_id"][0]), tuple(buckets))
+        )
+    made = [_begun_earlier(one, before_hook.get(one.rank, ())) for one in made]
     known = rows["parameters"].is_not_null().all()
     hooks = {
         rank: np.median(
@@ -213,12 +230,31 @@ def recorded_buckets(
     )
 
 
+def _begun_earlier(backward: Backward, idle: Sequence[float]) -> Backward:
+    """The backward with hooks that begin earlier, by what three of four hooks of its rank have ahead of them."""
+    own = round(float(np.quantile(idle, 0.25))) if idle else 0
+    if not own:
+        return backward
+    earlier = (replace(bucket, hook_start_ns=bucket.hook_start_ns - own) for bucket in backward.buckets)
+    return replace(backward, buckets=tuple(earlier))
+
+
 class _Threads:
     """The calls of each thread on a rank's line, and those among them that launch; in order of time."""
 
     def __init__(self, graph: Graph, launching: NDArray[np.bool_]) -> None:
         self._lines, self._launching = graph.lines, launching
         self._known: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        self._gaps: dict[tuple[int, int], float] = {}
+
+    def usual_gap(self, rank: int, thread: int) -> float:
+        """Median time of the host's between a launch of the thread and the call before it, ns."""
+        if (rank, thread) not in self._gaps:
+            launches = self.of(rank, thread)[1]
+            ahead = self._lines.before[launches]
+            gap = (self._lines.start[launches] - self._lines.end[ahead])[ahead >= 0]
+            self._gaps[rank, thread] = float(np.median(gap)) if gap.size else 0.0
+        return self._gaps[rank, thread]
 
     def of(self, rank: int, thread: int) -> tuple[Ints, Ints]:
         """Positions of the calls on the line."""
@@ -382,7 +418,7 @@ def rebuild(
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
     ranks: dict[int, int] = {}
-    arrivals: dict[tuple[int, int, int], int] = {}
+    arrivals: dict[tuple[int, int], int] = {}
     for backward in buckets.backwards:
         rank = backward.rank
         hook = buckets.hook_ns[rank] * host_scale
@@ -405,7 +441,7 @@ def rebuild(
             rest = draft.add(ahead=first, duration=hook - launch, origin=when, is_call=1)
             inserted[place] = rest
             ready = int(np.searchsorted(launchers, place, side="right")) - 1
-            key = (backward.step, backward.number, number)
+            key = (backward.meeting, number)
             if key not in arrivals:
                 arrivals[key] = draft.new_arrival()
             node = draft.add(

@@ -146,6 +146,11 @@ class Job:
         return round(self.planted_size("small_buckets", self.planted_size("one_bucket", self.cap)))
 
     @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of the model."""
+        return self.ranks // self.group if self.kind in ("hsdp", "tp", "pp") else self.ranks
+
+    @property
     def parameters(self) -> tuple[int, ...]:
         """Bytes of the parameters in the order in which their gradients get ready."""
         shares = [1 + number % 3 for number in range(self.layer_parameters)]

@@ -1,8 +1,10 @@
 """Does nsysddp answer rightly about simulated jobs? Random jobs with planted causes, and its answers beside
 the truth.
 
-    python -m tests.simulation.judge --jobs 100 --kinds dp,hsdp --seed 1
+    python -m tests.simulation.judge --jobs 500 --processes 16 --json ROWS.json --markdown PAGE.md
+    python -m tests.simulation.judge --jobs 100 --kinds dp,hsdp --causes clean,slow_link --seed 2
     python -m tests.simulation.judge --seed 1 --job 17 --keep DIR       one job again, its exports kept
+    python -m tests.simulation.judge --rows A.json,B.json --markdown PAGE.md        the page of rows judged before
 
 The rules, fixed before any result was seen:
 
@@ -20,10 +22,12 @@ The rules, fixed before any result was seen:
   is not below the saving by more than 2 % of the step. (Accepted causes share what one planted cause costs: a
   slow link is paid in its last bucket too.)
 * **What-if.** Every scenario with a prediction, against the mean of the same steps of the job simulated
-  again: within 5 % of that; and the truth within [low, high].
+  again: within 5 % of that; and the truth within [low, high]. A scenario without a prediction is counted as
+  silent, with its reason.
 * **Buckets.** launched - ready, queued, started - ready of every gradient bucket (to 2 ns), and held_by.
 * **False alarm.** On a job with nothing planted a cause of at least 3 % of the step, with confidence medium
   or high, whose removal (``COUNTERFACTUAL``) saves less than 1 % of the step.
+* **No answer.** A job that fails, takes too long or is killed is counted, and named; it is never left out.
 """
 
 from __future__ import annotations
@@ -43,10 +47,15 @@ from . import truth
 from .export import write
 from .jobs import MS, Job, Planted, Run, simulate
 from .page import BUCKET_FAULTS, page
+from .runner import failed, judged
 from .trials import CAUSES, ON_ONE_RANK, Trial, draw
 
-FACTORS = (2.0,)
-CAPS = (4.0, 25.0, 100.0)
+FACTORS = (0.5, 1.5, 4.0)
+CAPS = (1.0, 5.0, 25.0, 100.0, 400.0)
+ORDERS = ("reverse",)
+BUCKETED = ("dp", "tp", "ep", "pp")
+"""Kinds of job whose gradients DDP sends in buckets, where several ranks hold the same part of the model."""
+
 ALARM_SHARE, NO_SAVING = 0.03, 0.01
 AT_MOST_SLACK, WITHIN, SAME_NS = 0.02, 0.05, 2
 
@@ -118,8 +127,8 @@ def ask(paths: list[Path], job: Job, *, payload: bool) -> Answer:
 
     context = context_of(nsysddp.load(paths, host_calls=True, shapes=True, metrics=True))
     others: dict[str, Any] = {}
-    if job.kind == "dp" and payload:
-        others = {"bucket_cap": CAPS, "bucket_order": ("reverse",), "parameters": job.parameters}
+    if job.kind in BUCKETED and job.replicas > 1 and payload:
+        others = {"bucket_cap": CAPS, "bucket_order": ORDERS, "parameters": job.parameters}
     predicted = question("whatif").answer(context, faster=FACTORS, **others)
     return Answer(
         diagnosis=question("diagnosis").answer(context)["diagnosis"].to_dicts(),
@@ -138,6 +147,7 @@ def judge(trial: Trial, run: Run, answer: Answer) -> dict[str, Any]:
     step = truth.mean(truth.steps(run))
     costly = [row for row in answer.diagnosis if row["cost_ns"] is not None]
     made: dict[str, Any] = {
+        "seed": trial.seed,
         "job": trial.number,
         "kind": job.kind,
         "cause": trial.cause,
@@ -159,6 +169,11 @@ def judge(trial: Trial, run: Run, answer: Answer) -> dict[str, Any]:
     if job.planted is not None:
         made |= _of_planted(trial, job.planted, costly, step)
     made["whatif"] = _whatif(job, answer)
+    made["silent"] = [
+        {name: row[name] for name in ("scenario", "reason")}
+        for row in answer.whatif
+        if row["step_ns"] is None
+    ]
     made["buckets"] = _buckets(run, answer) if answer.buckets else None
     return made
 
@@ -222,13 +237,18 @@ def _whatif(job: Job, answer: Answer) -> list[dict[str, Any]]:
             continue
         real = truth.mean(truth.lengths(jobs[row["scenario"]]), answer.used)
         error = row["step_ns"] / real - 1
+        low, high = (row[name] / row["step_ns"] - 1 for name in ("low_ns", "high_ns"))
+        true = real / row["step_ns"] - 1
         made.append(
             {
                 "scenario": row["scenario"],
                 "error": error,
                 "is_close": abs(error) <= WITHIN,
-                "in_band": row["low_ns"] <= real <= row["high_ns"],
+                "in_band": low <= true <= high,
                 "band": row["error_ratio"],
+                "low": low,
+                "high": high,
+                "outside": max(low - true, true - high, 0.0),
             }
         )
     return made
@@ -262,20 +282,24 @@ def _buckets(run: Run, answer: Answer) -> dict[str, int]:
 # --- running it ---------------------------------------------------------------------------------------------
 
 
-def one_job(trial: Trial, keep: Path | None = None) -> dict[str, Any]:
-    """Simulate, write, ask, judge."""
-    run = simulate(trial.job)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if keep is None else keep
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = write(run, folder, per_rank=trial.per_rank, payload=trial.payload)
-        try:
+def one_job(
+    seed: int, number: int, kinds: list[str], causes: list[str] | None = None, keep: Path | None = None
+) -> dict[str, Any]:
+    """Draw, simulate, write, ask, judge; a job that fails has a row that says how."""
+    what: dict[str, str] = {}
+    try:
+        trial = draw(seed, number, kinds, causes)
+        what = {"kind": trial.job.kind, "cause": trial.cause}
+        run = simulate(trial.job)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) if keep is None else keep
+            folder.mkdir(parents=True, exist_ok=True)
+            paths = write(run, folder, per_rank=trial.per_rank, payload=trial.payload)
             return judge(trial, run, ask(paths, trial.job, payload=trial.payload))
-        except Exception as error:  # noqa: BLE001 - an answer that fails is a result
-            if keep is not None:
-                traceback.print_exc()
-            said = f"{type(error).__name__}: {error}"
-            return {"job": trial.number, "kind": trial.job.kind, "cause": trial.cause, "error": said}
+    except Exception as error:  # noqa: BLE001 - an answer that fails is a result
+        if keep is not None:
+            traceback.print_exc()
+        return failed(seed, number, f"{type(error).__name__}: {error}", **what)
 
 
 def main() -> None:
@@ -284,33 +308,74 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first job")
     parser.add_argument("--kinds", default=",".join(CAUSES))
     parser.add_argument("--causes", help="only these planted causes, comma separated")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="jobs at a time")
+    parser.add_argument("--seconds", type=float, default=900, help="a job that takes longer has failed")
+    parser.add_argument("--minutes", type=float, help="after that no job begins")
     parser.add_argument("--job", type=int, help="only this one, with all that was said")
     parser.add_argument("--keep", type=Path, help="folder for the exports of --job")
-    parser.add_argument("--json", type=Path, help="every row")
+    parser.add_argument("--json", type=Path, help="every row; written after every job")
     parser.add_argument("--markdown", type=Path, help="the page")
-    given = parser.parse_args()
-    causes = given.causes.split(",") if given.causes else None
-    rows = []
-    for number in range(given.jobs) if given.job is None else [given.job]:
-        trial = draw(given.seed, number, given.kinds.split(","), causes)
-        rows.append(one_job(trial, given.keep))
-        if given.job is not None:
-            sys.stdout.write(f"{trial}\n{json.dumps(rows[-1], indent=1)}\n")
-        elif sys.stderr.isatty():
-            sys.stderr.write(f"\r{number + 1}/{given.jobs}")
-        if given.json:  # after every job: a long run can be looked at
-            given.json.write_text(json.dumps(rows, indent=1))
-    command = (
-        f"python -m tests.simulation.judge --jobs {given.jobs} --kinds {given.kinds} --seed {given.seed}"
+    parser.add_argument(
+        "--rows", help="files of rows to make the page of, comma separated; nothing is judged"
     )
-    text = page(rows, "Answers about simulated jobs", command)
+    given = parser.parse_args()
+    if given.job is not None:
+        causes = given.causes.split(",") if given.causes else None
+        row = one_job(given.seed, given.job, given.kinds.split(","), causes, given.keep)
+        _put(given.json, [row])
+        sys.stdout.write(f"{json.dumps(row, indent=1)}\n")
+        return
+    if given.rows:
+        rows = [row for name in given.rows.split(",") for row in json.loads(Path(name).read_text())]
+    else:
+        rows = _judged(given)
+    text = page(rows, "Simulated jobs: answers beside the truth", _command(given, rows))
     if given.markdown:
         given.markdown.write_text(text)
-    if given.job is None:
-        sys.stdout.write(text)
+    sys.stdout.write(text)
+
+
+def _judged(given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    arguments = ["--seed", str(given.seed), "--kinds", given.kinds]
+    arguments += ["--causes", given.causes] if given.causes else []
+    for row in judged(
+        range(given.first, given.first + given.jobs),
+        arguments,
+        seed=given.seed,
+        processes=given.processes,
+        seconds=given.seconds,
+        minutes=given.minutes,
+    ):
+        rows.append(row)
+        _put(given.json, rows)
+        sys.stderr.write(f"\r{len(rows)}/{given.jobs}" if sys.stderr.isatty() else "")
+    return rows
+
+
+def _put(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Write the rows so that a run that is cut off leaves whole ones."""
+    if path is not None:
+        beside = path.with_suffix(".part")
+        beside.write_text(json.dumps(rows, indent=1))
+        beside.replace(path)
+
+
+def _command(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    """How to judge these rows again."""
+    seeds = sorted({row["seed"] for row in rows})
+    said = [
+        f"--jobs {1 + max(row['job'] for row in rows if row['seed'] == seed)} --seed {seed}" for seed in seeds
+    ]
+    if not given.rows and given.kinds != ",".join(CAUSES):
+        said.append(f"--kinds {given.kinds}")
+    if not given.rows and given.causes:
+        said.append(f"--causes {given.causes}")
+    return "python -m tests.simulation.judge " + (" and ".join(said) if given.rows else " ".join(said))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
 class Trial:
     """One job to judge, how it is written down, and by how much its cause counts."""
 
+    seed: int
     number: int
     job: Job
     per_rank: bool
@@ -72,7 +73,7 @@ def draw(seed: int, number: int, kinds: Iterable[str], causes: Iterable[str] | N
         job, share, due = _grown(job)
     payload = rng.random() < 0.85
     due &= payload or (kind == "dp" and cause != "small_buckets")  # else groups or sizes are not to be seen
-    return Trial(number, job, rng.random() < 0.3, payload, share, due)
+    return Trial(seed, number, job, rng.random() < 0.3, payload, share, due)
 
 
 def _plain(rng: random.Random, kind: str, cause: str, seed: int) -> Job:

@@ -61,7 +61,9 @@ QUESTION = Question(
             choices=("ready", "reverse"),
             multiple=True,
         ),
-        Option("faster", "Factors by which communication is faster.", numbers, (2.0,), "K,..."),
+        Option(
+            "faster", "Factors by which communication is faster; below 1 slower.", numbers, (2.0,), "K,..."
+        ),
         Option(
             "parameters",
             "JSON list of the parameters' sizes in bytes, in the order in which their gradients get ready.",

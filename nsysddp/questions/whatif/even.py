@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nsysddp.questions.whatif.model import Model
 
-    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
 
 _BY_EVENT = ["step", "phase", "name", "number"]
 _NUMBER = pl.int_range(pl.len()).cast(pl.Int64)
@@ -24,9 +24,12 @@ def without_straggler(model: Model) -> Program | None:
     """Every event, and every call towards it, as long as on the median rank (of an even number the faster middle one).
 
     Events of the ranks match by step, phase, name and number in that; calls by the event that they lead to, API name
-    and number. What one rank alone ran, and a call of one rank alone that waited or took long, is left out; of what
-    only some ranks ran, the sum in a phase is cut to the median rank's. Latency that no edge explains (another process
-    on the GPU) is the median rank's too.
+    and number. What one rank alone ran, and calls that waited or took long of which one rank has more than any other,
+    are left out; of what only some ranks ran, the sum in a phase is cut to the median rank's. Latency that no edge
+    explains (another process on the GPU) is the median rank's too.
+
+    No rank's host gets less time in a phase than the median rank's had: where ranks do other work (the stages of a
+    pipeline), what all do between their calls need not lie at matching calls.
 
     Returns:
         The program; None if the ranks did not launch the same work, or there is one only.
@@ -128,7 +131,57 @@ def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> 
     at_work = matched & ~calls["waits"].to_numpy()
     draft.duration[nodes[at_work]] = calls["even"].to_numpy()[at_work]
     draft.ahead_lag[nodes[matched]] = calls["even_gap"].to_numpy()[matched]
-    extra = (calls["ranks"] == 1) & (calls["step"] >= 0) & (calls["waits"] | (calls["duration"] > ODD_NS))
-    lonely = nodes[extra.to_numpy()]
+    lonely = nodes[_only_here(calls)]
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)
+    before = model.program.weights
+    kept = pl.DataFrame(
+        {
+            "node": nodes,
+            "had": before.ahead_lag[nodes] + before.duration[nodes],
+            "has": draft.ahead_lag[nodes] + draft.duration[nodes],
+        }
+    )
+    short = _too_little(pl.concat([calls.select("rank", "step", "phase"), kept], how="horizontal"), ranks)
+    draft.ahead_lag[short["node"].to_numpy()] += short["missing"].to_numpy()
+
+
+def _too_little(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
+    """The call that lost most of a rank's phase with less host time than the median rank had, and what is missing."""
+    place = ["step", "phase"]
+    totals = (
+        calls.filter(pl.col("step") >= 0)
+        .group_by(*place, "rank")
+        .agg(pl.col("had").sum(), pl.col("has").sum())
+    )
+    fair = pl.col("had").sort().slice((pl.len() - 1) // 2, 1).first().over(place)
+    missing = totals.with_columns(missing=pl.min_horizontal("had", fair) - pl.col("has")).filter(
+        pl.len().over(place) == ranks, pl.col("missing") > ODD_NS
+    )
+    most = (
+        calls.with_columns(lost=pl.col("had") - pl.col("has"))
+        .sort("lost", "node")
+        .group_by(*place, "rank", maintain_order=True)
+        .last()
+    )
+    return missing.join(most, on=[*place, "rank"], nulls_equal=True).select("node", "missing")
+
+
+def _only_here(calls: pl.DataFrame) -> Flags:
+    """Calls that waited or took long, of one rank that has more of them in a phase than any other.
+
+    Stages of a pipeline make the same call towards other work: what each of them does is nothing extra.
+    """
+    costly = pl.col("waits") | (pl.col("duration") > ODD_NS)
+    place = ["step", "phase", "call"]
+    most = (
+        calls.filter(costly)
+        .group_by(*place, "rank")
+        .len()
+        .with_columns(as_many=pl.col("len").rank("max", descending=True).over(place))
+        .filter(pl.col("as_many") == 1)
+        .select(*place, "rank", more=pl.lit(value=True))
+    )
+    found = calls.join(most, on=[*place, "rank"], how="left", nulls_equal=True, maintain_order="left")
+    lonely = (pl.col("ranks") == 1) & (pl.col("step") >= 0) & costly & pl.col("more").fill_null(value=False)
+    return found.select(lonely).to_series().to_numpy()

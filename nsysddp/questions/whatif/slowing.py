@@ -5,9 +5,12 @@ A kernel loses the share ``s`` of the time that it spends beside communication::
     work     = recorded duration - s x recorded time beside communication
     duration = work + s x time beside communication          in any other run
 
-The time beside communication hangs on the schedule and the schedule on the durations, so both are found in turns. The
-share is that of the contention table where it has one; else of all executions of one kernel and shape together, which
-mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
+The time beside communication hangs on the schedule and the schedule on the durations, so both are found in turns. What
+happens hangs only on what happened before, so each turn settles what follows on the settled part: the turns end, but in
+a step with many small buckets not soon, and meanwhile the length of the schedule can rest and change again.
+
+The share is that of the contention table where it has one; else of all executions of one kernel and shape together,
+which mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ _MOST = 0.95
 _ENOUGH = 0.25
 """Share of the time beside communication that the kernels with an estimate must have."""
 
-_TURNS = 8
+_TURNS = 100
 _SETTLED = 1e-4
-"""Of the schedule's length: turns that change less end the search."""
+"""Of the schedule's length: a turn after which everything ends within this of where it ended before is the last."""
 
 
 @dataclass(frozen=True)
@@ -190,18 +193,16 @@ class Kernels:
         if not any(share.values()):
             return schedule
         work = self.freed(recorded, share)
-        before = schedule.end.max()
         for _ in range(_TURNS):
+            before = schedule.end
             duration = program.duration.copy()
             for rank, part in self.of_rank.items():
                 rows = self.rows[part]
                 if share[rank] and rows.size:
                     duration[rows] = self._lasting(schedule, rank, rows, work[rows], share[rank])
             schedule = replay.run(program.having(duration=duration))
-            after = schedule.end.max()
-            if abs(after - before) <= _SETTLED * abs(after):
+            if np.abs(schedule.end - before).max() <= _SETTLED * np.ptp(schedule.end):
                 break
-            before = after
         return schedule
 
     def _lasting(self, schedule: Schedule, rank: int, rows: Ints, work: Floats, share: float) -> Floats:
