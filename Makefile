@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
 CORE := nsysddp/model/*.py,nsysddp/ingest/*.py,nsysddp/join/*.py,nsysddp/dependencies/*.py,nsysddp/questions/*.py
 
-.PHONY: demo readme test lint types imports unit coverage mutants format clean
+.PHONY: demo reference test lint types imports unit coverage mutants format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/nsysddp demo
@@ -45,8 +45,9 @@ coverage: $(VENV)/.test
 mutants: $(VENV)/.test
 	$(BIN)/python tests/planted_mistakes.py
 
-readme: $(VENV)/.test
-	$(BIN)/python tests/readme.py
+reference: $(VENV)/.demo
+	$(BIN)/python docs/reference/make.py
+	$(BIN)/python docs/images/make.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

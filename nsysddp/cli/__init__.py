@@ -34,7 +34,7 @@ EXIT_CODES = {
     130: "interrupted (Ctrl-C, SIGINT)",
     143: "ended by SIGTERM",
 }
-"""Every exit code with its meaning; the README's table is made from it."""
+"""Every exit code with its meaning; the reference is made from it."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 

@@ -19,7 +19,7 @@ class Finding:
     """One claim in plain words, with the number behind it and the rows that carry it.
 
     Attributes:
-        code: stable name, listed in the README.
+        code: stable name, listed in docs/reference/findings.md.
         message: the claim, one sentence.
         rank: the rank it is about; None if it is about all.
         step: the step it is about; None if it is about all.

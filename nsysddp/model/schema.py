@@ -1,6 +1,6 @@
 """Every table that leaves this package: its columns, types, units and meaning, and how a frame is checked.
 
-The names here are a contract: the JSON document, the CSV files, the README and the tests are made from them.
+The names here are a contract: the JSON document, the CSV files, the reference and the tests are made from them.
 Integers are ``Int64``, times are nanoseconds on the run's common axis, null means *unknown* and is never 0.
 The definitions behind the numbers are in ``docs/definitions.md``.
 """

@@ -35,7 +35,7 @@ WARNING_CODES: dict[str, str] = {
     "world_sizes_differ": "ranks name jobs of different sizes",
     "whole_graph_spans": "windows that hold CUDA graphs traced as one span; overlap is null there",
 }
-"""Every warning code of `nsysddp analyze`; the README's list is made from it."""
+"""Every warning code of `nsysddp analyze`; the reference is made from it."""
 
 
 OF_THE_WHOLE = ("process_without_gpu_events", "shared_gpu")

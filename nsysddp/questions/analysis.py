@@ -15,7 +15,7 @@ from nsysddp.model import schema
 from nsysddp.model.result import Result
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import collectives, overlap, own_time
-from nsysddp.questions.findings import find
+from nsysddp.questions.findings import CODES, find
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
@@ -128,4 +128,5 @@ QUESTION = Question(
     tables=tuple(schema.TABLES.values()),
     run=lambda context, _: context.analysis,
     shown="overlap",
+    findings=CODES,
 )

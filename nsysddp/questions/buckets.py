@@ -616,4 +616,12 @@ QUESTION = Question(
     run=lambda context, _: context.buckets,
     shown="bucket",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    findings={"buckets": "how many buckets a rank has in a step, and what the last one leaves exposed"},
+    warnings={
+        "no_buckets": "no bucket ranges, and no collective launched in a backward range",
+        "buckets_inferred": "buckets known by the order of all-reduces in backward only; parameters are unknown",
+        "buckets_several_communicators": "all-reduces of several communicators in backward: not all need be buckets",
+        "buckets_ready_unknown": "buckets of which nothing says what they waited for",
+        "buckets_ready_by_launch_order": "buckets taken to be ready when the compute launched before them had ended",
+    },
 )

@@ -623,4 +623,12 @@ QUESTION = Question(
     run=lambda context, _: context.contention,
     shown="contention_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    findings={
+        "net_overlap_gain": "what a rank gains by overlap in a step, less what it costs the kernels under it"
+    },
+    warnings={
+        **{f"contention_{reason}": why for reason, why in REASONS.items()},
+        "contention_window": "windows without a net gain, with the reason",
+        "no_gpu_metrics": "no GPU metrics were sampled: what SMs, DRAM and links did is unknown",
+    },
 )

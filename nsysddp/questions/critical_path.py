@@ -194,6 +194,24 @@ PATH_EVIDENCE = Table(
 )
 
 
+_DOUBTS = (
+    "unresolved_waits",
+    "late_waits",
+    "negative_launches",
+    "ambiguous_launches",
+    "unmatched_communication",
+    "ended_before_arrival",
+    "unresolved_calls",
+)
+"""Counts of the graph that are a warning where they are not 0."""
+
+WARNINGS = {
+    **{f"critical_path_{grade}": why for grade, why in GRADES.items() if grade != "full"},
+    **{f"critical_path_{name}": EVIDENCE[name] for name in _DOUBTS},
+    "critical_path_tied": "windows in which several ranks end within 50 us: all are given",
+}
+"""Warnings about paths, which the diagnosis repeats."""
+
 TABLES = (PATH, PATH_STEP, PATH_KIND, PATH_CAUSE, PATH_COMMUNICATION, PATH_EVIDENCE)
 """The tables of `nsysddp critical-path`, in order."""
 
@@ -730,15 +748,7 @@ def _warnings(
         found.append((f"critical_path_{grade}", 1, f"critical path at lower grade: {GRADES[grade]}"))
     if per == "step" and not (launched.step >= 0).any():
         found.append(("no_steps", 1, "no step ranges: the path is that of the whole capture"))
-    for name in (
-        "unresolved_waits",
-        "late_waits",
-        "negative_launches",
-        "ambiguous_launches",
-        "unmatched_communication",
-        "ended_before_arrival",
-        "unresolved_calls",
-    ):
+    for name in _DOUBTS:
         if counts[name]:
             found.append((f"critical_path_{name}", counts[name], EVIDENCE[name]))
     tied = int(steps.filter("tied").n_unique("step_index")) if steps.height else 0
@@ -855,4 +865,9 @@ QUESTION = Question(
     reads=frozenset({"launches", "host_calls"}),
     options=(Option("each_rank", "The path within each rank; its waits stay on it, by name."),),
     whole_steps=True,
+    findings={
+        "critical_path": "how long the path of a step is, and what it is made of",
+        "critical_path_cause": "one kind of piece of the path, with its rank, phase and kernel",
+    },
+    warnings=WARNINGS,
 )

@@ -40,7 +40,7 @@ CODES: dict[str, str] = {
     "clock_unusable": "clocks of the reports do not agree well enough to split wait from transfer",
     "warm_up": "leading steps are longer than the rest",
 }
-"""Every finding code with its meaning; the README's list is made from it."""
+"""Every finding code with its meaning; the reference is made from it."""
 
 _CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
 _MOSTLY = 0.5

@@ -673,4 +673,10 @@ QUESTION = Question(
     run=lambda context, _: context.idle,
     shown="idle_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    findings={"idle": "how long a rank idles in a step, and the causes"},
+    warnings={
+        "idle_without_calls": "host calls are missing: late launches cannot be told from other idle time",
+        "idle_unknown": "idle pieces of which nothing in the capture says what they waited for",
+        "idle_unexplained": "idle pieces in which work was launched and, as far as is seen, ready, and did not run",
+    },
 )

@@ -1,8 +1,9 @@
 """What a question is, and which there are.
 
 A question is one module (or package) of this room that defines ``QUESTION``. Its command, its Python call, the JSON
-Schema of its document, its pages and its rows in the README are made from that. The first line of the module's
-docstring is the question as it is asked; listing the questions reads these lines and imports none of the modules.
+Schema of its document, its pages in the reference and its row in the README are made from that. The first line of the
+module's docstring is the question as it is asked; listing the questions reads these lines and imports none of the
+modules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 import pkgutil
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.abc import InspectLoader
@@ -75,6 +76,8 @@ class Question:
         whole_steps: its windows are steps or the capture, never a cut in time.
         whole_capture: it is always about every step.
         examples: arguments of its command after its name, for the help.
+        findings: every code that its findings can have, with its meaning.
+        warnings: the same of warnings, beside those of reading (``WARNING_CODES``).
     """
 
     name: str
@@ -88,6 +91,8 @@ class Question:
     whole_steps: bool = False
     whole_capture: bool = False
     examples: tuple[str, ...] = ("report.sqlite",)
+    findings: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, chosen: Selection) -> None:
         """Refuse a part of the run that the question cannot be about, before anything is read.

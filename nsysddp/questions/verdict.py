@@ -34,7 +34,7 @@ CODES: dict[str, str] = {
     "bound_by_idle": "most of the step the GPU is idle",
     "bound_unknown": "most of the step is CUDA graphs traced as one span, of unknown content",
 }
-"""Every code of a verdict with its meaning; the README's list is made from it."""
+"""Every code of a verdict with its meaning; the reference is made from it."""
 
 _PARTS = {
     "compute_ns": "bound_by_compute",

@@ -26,7 +26,9 @@ import polars as pl
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
+from nsysddp.questions import critical_path
 from nsysddp.questions.contention import slowdowns
+from nsysddp.questions.diagnosis.causes import CAUSES
 from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.faults import faults, unjudged
@@ -212,4 +214,9 @@ QUESTION = Question(
     shown=DIAGNOSIS.name,
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
     whole_steps=True,
+    findings={
+        "critical_path_split": "how much of a steady step is computation, causes, and unknown",
+        **{cause.code: cause.title for cause in CAUSES},
+    },
+    warnings=critical_path.WARNINGS,
 )

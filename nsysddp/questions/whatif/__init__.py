@@ -80,5 +80,15 @@ QUESTION = Question(
         ),
     ),
     whole_capture=True,
+    findings={
+        "whatif_replay": "how well replaying the run unchanged gives its steps",
+        "whatif": "the step under one change, and whether that is within the error",
+        "bucket_caps": "the bucket cap of the shortest step, or which cannot be told apart",
+    },
+    warnings={
+        "whatif_replay_error": "replaying the run unchanged misses its steps by more than a good replay",
+        "whatif_measured_step": "no host time makes the replay give the step that was measured without the profiler",
+        "whatif_one_size": "all gradient messages have about one size: the link's latency is unknown",
+    },
     examples=("report.sqlite", "report.sqlite --bucket-cap 1,4,16,25,64"),
 )
