@@ -18,6 +18,7 @@ Source: ``docs/definitions.md``, critical path.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from nsysddp.questions.context import Context
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
     Per = Literal["step", "capture"]
 
 TIE_NS = 50 * NS_PER_US
@@ -415,27 +417,34 @@ def _windows(
 # --- the walk, and the pieces that it leaves ------------------------------------------------------------------
 
 
-def _walk(begin: memoryview, before: memoryview, walks: _Walks) -> tuple[Ints, Ints]:
+def _walk(graph: Graph, walks: _Walks, *, across: bool) -> tuple[Rows, Ints]:
     """Nodes along every path in order of time, and the path of each.
 
     A path begins with the node that is the last to begin at or before its window, or that has no predecessor. This
     is the only loop over nodes in the analysis, and it visits only those on paths.
     """
-    nodes: list[int] = []
+    begin, before, last, ready = (memoryview(a) for a in (graph.begin, graph.before, graph.last, graph.ready))
+    events = graph.events if across else 0  # of these a path over all ranks may leave the rank
+    nodes = array("i")
     lengths: list[int] = []
     for node, stop in zip(reversed(walks.event.tolist()), reversed(walks.start.tolist()), strict=True):
         size = len(nodes)
         at = node
         while at >= 0:
             nodes.append(at)
-            if begin[at] <= stop:
-                break
-            at = before[at]
+            if at < events and last[at] != at:
+                if ready[at] <= stop:
+                    break
+                at = last[at]
+            else:
+                if begin[at] <= stop:
+                    break
+                at = before[at]
             if len(nodes) - size > len(begin):
                 raise AnalysisError("the dependency graph has a cycle")
         lengths.append(len(nodes) - size)
     lengths.reverse()
-    return np.asarray(nodes, dtype=np.int64)[::-1], np.repeat(np.arange(len(lengths)), lengths)
+    return np.frombuffer(nodes, dtype=np.int32)[::-1], np.repeat(np.arange(len(lengths)), lengths)
 
 
 _GAP, _WAIT, _ACTIVITY = 0, 1, 2
@@ -446,8 +455,8 @@ def _paths(
     graph: Graph, launched: Attribution, walks: _Walks, *, across: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pieces and one summary row per path."""
-    begin, before, edge = graph.across if across else (graph.begin, graph.before, graph.edge)
-    nodes, path = _walk(memoryview(begin.data), memoryview(before.data), walks)
+    nodes, path = _walk(graph, walks, across=across)
+    begin, edge = graph.at(nodes, across=across)
     is_event = nodes < graph.events
     stop, top = walks.start[path], walks.end[path]
     is_tail = np.ones(nodes.size, dtype=bool)  # the last event of its path
@@ -455,7 +464,7 @@ def _paths(
     is_head = np.roll(is_tail, 1)
 
     # A node's time is cut where its successor began, and at the window's edges.
-    opened = begin[nodes]
+    opened = begin
     closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(opened, -1)))
     opened, closed = np.maximum(opened, stop), np.maximum(closed, stop)
     split = opened.copy()
@@ -508,7 +517,7 @@ def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
 _PLACE = ("rank", "stream", "thread", "name", "event", "launched_step", "phase", "bucket")
 
 
-def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
+def _facts(graph: Graph, launched: Attribution, nodes: Rows, edge: NDArray[np.uint8]) -> pl.DataFrame:
     """What is known of each node along the paths, one row per node: rank, place, name, step, phase, bucket."""
     trace = graph.trace
     is_event = nodes < graph.events
@@ -531,8 +540,8 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
         parts.append(
             pl.DataFrame(
                 {
-                    "rank": graph.lines.rank[call].astype(np.int64),
-                    "thread": graph.lines.thread[call],
+                    "rank": graph.lines.ranks_of(call).astype(np.int64),
+                    "thread": graph.lines.threads_of(call).astype(np.int64),
                     "name": trace.calls["name"].gather(graph.lines.row[call]),
                     "synchronised": (graph.edge[nodes[~is_event]] == Edge.SYNC),
                 }
@@ -546,7 +555,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
     led_to = nodes.copy()
     led_to[~is_event] = graph.lines.leads_to[call]
     led_to = pl.Series(led_to).replace(-1, None)
-    hung = edge[nodes].astype(np.int64)
+    hung = edge.astype(np.int64)
     return (
         pl.concat(parts, how="diagonal")[place]
         .with_columns(
