@@ -394,25 +394,30 @@ def _operations(trace: Trace) -> pl.DataFrame:
         ]
     )
     kinds = {name: int(blocking_kind(name)) for name in calls["name"].unique().to_list() if name is not None}
-    blocking = [name for name, kind in kinds.items() if kind]
-    named = calls.lazy().with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    linked = named.filter(pl.col("correlation") >= 0).join(
-        rows.lazy().select("process", "correlation").unique(), on=["process", "correlation"], how="semi"
-    )
+
+    def rows_with(chosen: pl.Series) -> pl.DataFrame:
+        number = chosen.arg_true()
+        return calls.select("process", "correlation", "name", "start_ns")[number].with_columns(
+            pl.col("name").cast(pl.String), row=number.cast(pl.Int64)
+        )
+
+    asked = pl.concat([rows["correlation"], pl.Series([], dtype=pl.Int64)]).unique().drop_nulls()
+    linked = rows_with(calls["correlation"].is_in(asked.filter(asked >= 0).implode()))
     rows = rows.join(
-        linked.select("process", "correlation", "row", "name", "start_ns")
-        .collect()
-        .sort("start_ns")  # of a runtime call around a driver call with the same id, the outer one
-        .unique(["process", "correlation"], keep="first", maintain_order=True),
+        linked.sort(
+            "start_ns"
+        ).unique(  # of a runtime call around a driver call with the same id, the outer one
+            ["process", "correlation"], keep="first", maintain_order=True
+        ),
         on=["process", "correlation"],
         how="left",
     )
     # A call without any row still blocks: most device synchronisations have none.
+    blocks = pl.Series([name for name, kind in kinds.items() if kind], dtype=pl.Categorical)
     bare = (
-        named.filter(pl.col("name").is_in(blocking))
-        .select("process", "row", "name", "start_ns")
-        .collect()
+        rows_with(calls["name"].is_in(blocks.implode()))
         .filter(~pl.col("row").is_in(rows["row"].drop_nulls().implode()))
+        .drop("correlation")
     )
     kind = pl.col("name").replace_strict(kinds, default=0, return_dtype=pl.Int64)
     return (

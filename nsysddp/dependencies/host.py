@@ -25,8 +25,6 @@ from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
@@ -181,9 +179,7 @@ class HostLines:
         nobody = np.full(events, -1, dtype=np.int32)
         rows, first = none.astype(np.int32), np.zeros(1, dtype=np.int64)
         empty = pl.DataFrame({"thread": none})
-        return cls(
-            empty, (rows, first), rows, none, none, rows, rows, Sets.of({}, 0), rows, nobody, 0, 0, 0
-        )
+        return cls(empty, (rows, first), rows, none, none, rows, rows, Sets.of({}, 0), rows, nobody, 0, 0, 0)
 
     @property
     def rank(self) -> NDArray[np.int32]:

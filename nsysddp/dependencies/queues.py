@@ -233,7 +233,10 @@ def follow_queues(
         values=Sets(
             np.concatenate(
                 [
-                    *(held.first[:-1] + np.int32(base) for (held, _), base in zip(values, firsts, strict=False)),
+                    *(
+                        held.first[:-1] + np.int32(base)
+                        for (held, _), base in zip(values, firsts, strict=False)
+                    ),
                     firsts[-1:].astype(np.int32),
                 ]
             ),
@@ -275,7 +278,9 @@ def _of_process(
 ) -> _Followed:
     rows = rows_of_ranks(trace, ranks)
     spans = [trace.rows_of(rank) for rank in ranks]
-    events = pl.concat([trace.events.slice(first, last - first) for first, last in spans] or [trace.events[:0]])
+    events = pl.concat(
+        [trace.events.slice(first, last - first) for first, last in spans] or [trace.events[:0]]
+    )
     launch = _launch_times(trace, spans)
     end = events["end_ns"].to_numpy()
     code, keys = queue_codes(events)

@@ -542,7 +542,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Rows, edge: NDArray[np.ui
                 {
                     "rank": graph.lines.ranks_of(call).astype(np.int64),
                     "thread": graph.lines.threads_of(call).astype(np.int64),
-                    "name": trace.calls["name"].gather(graph.lines.row[call]),
+                    "name": trace.call_names(graph.lines.row[call]),
                     "synchronised": (graph.edge[nodes[~is_event]] == Edge.SYNC),
                 }
             )
@@ -723,7 +723,8 @@ def _grade(trace: Trace) -> str:
     """How much the path can rest on, from what the capture holds."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
         return "gpu_only"
-    used = trace.calls["name"].str.contains(r"^(cuda|cu)(StreamWaitEvent|EventRecord)").any()
+    names = trace.calls["name"].unique().cast(pl.String)
+    used = names.str.contains(r"^(cuda|cu)(StreamWaitEvent|EventRecord)").any()
     recorded = trace.records is not None and trace.records["sync_id"].is_not_null().any()
     return "no_events" if used and not recorded else "full"
 
