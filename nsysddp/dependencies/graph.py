@@ -136,10 +136,10 @@ class Graph:
         """Number of events, which is also the first node that is a call."""
         return self.trace.events.height
 
-    def line_of(self, node: Ints) -> Ints:
+    def line_of(self, node: NDArray[Any]) -> NDArray[Any]:
         """Position in ``lines`` of nodes that are calls, be it the call or its entry."""
         calls = self.lines.start.size
-        place = node - self.events
+        place: NDArray[Any] = node - self.events
         entered = place >= calls
         place[entered] = np.flatnonzero(self.lines.awaited >= 0)[place[entered] - calls]
         return place

@@ -389,7 +389,7 @@ def _before(start: Ints, end: Ints) -> Rows:
     """For each call of a line (in order of end) the one that ended last, not after its start; -1 if none did."""
     places = np.arange(-1, start.size - 1, dtype=np.int32)
     # Most begin when the one ahead has ended; only the others have to be looked up.
-    before = places.copy()
+    before: Rows = places.copy()
     overlapping = np.flatnonzero(end[:-1] > start[1:]) + 1
     found = np.searchsorted(end, start[overlapping], side="right") - 1
     before[overlapping] = np.minimum(found, places[overlapping])
@@ -403,7 +403,8 @@ def _next_launched(called: Rows, size: int, first_event: int) -> Rows:
     launched[called[events]] = first_event + events  # the first of several (CUDA graphs) wins
     places = np.where(launched[:-1] >= 0, np.arange(size, dtype=np.int32), np.int32(size))
     following = np.minimum.accumulate(places[::-1])[::-1]
-    return launched[following]
+    events_of: Rows = launched[following]
+    return events_of
 
 
 @dataclass(frozen=True)
@@ -503,9 +504,10 @@ class _Waits:
         awaited[some[outside]] = -1
         return awaited
 
-    def _all_launched(self, place: Rows) -> tuple[Ints, Ints]:
+    def _all_launched(self, place: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Calls, and the latest-ending event of each queue among those launched before them."""
-        calls, events = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        calls: list[NDArray[Any]] = [np.empty(0, dtype=np.int64)]
+        events: list[NDArray[Any]] = [np.empty(0, dtype=np.int64)]
         if not place.size:
             return calls[0], events[0]
         ends = self.end[self.first_event : self.first_event + self.launch.size]
@@ -535,7 +537,7 @@ class _Waits:
         own[self.called[events]] = self.first_event + events
         return place[own[place] >= 0], own[place][own[place] >= 0]
 
-    def _blocked(self, call: Ints, event: Ints) -> NDArray[np.bool_]:
+    def _blocked(self, call: Rows, event: Rows) -> NDArray[np.bool_]:
         """Did an asynchronous copy block? If it ended inside its call, up to the clocks if that was a long one."""
         late = self.end[event] - self.returned[call]
         long = self.returned[call] - self.begun[call] >= 2 * CLOCK_NS

@@ -98,7 +98,7 @@ class Sets:
         at = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
         return np.repeat(known, size), self.event[np.repeat(begin, size) + at]
 
-    def latest(self, end: Ints, kept: NDArray[np.bool_] | None = None) -> Rows:
+    def latest(self, end: NDArray[Any], kept: NDArray[np.bool_] | None = None) -> Rows:
         """For each thing the event of its set that ended last (of equal ends the later row), -1 if it has none.
 
         Args:

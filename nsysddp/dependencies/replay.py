@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from nsysddp.questions.steps import Attribution
 
-    Ints = NDArray[np.int64]
+    Ints = NDArray[np.integer[Any]]
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
 

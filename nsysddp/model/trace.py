@@ -161,7 +161,8 @@ class Trace:
     def call_names(self, rows: np.ndarray) -> pl.Series:
         """API names of some calls, by their rows in ``calls``."""
         assert self.calls is not None
-        return self.calls["name"].gather(rows).cast(pl.String)
+        names: pl.Series = self.calls["name"].gather(rows).cast(pl.String)
+        return names
 
     def calls_named(self, chosen: Callable[[str], bool]) -> np.ndarray:
         """For each call: is its API name one of those that are chosen? Every name is looked at once."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -292,7 +293,7 @@ def _answer(
         [{"name": name, "count": graph.counts[name], "meaning": text} for name, text in EVIDENCE.items()]
     )
     tables = {
-        "critical_path": PATH.check(pieces),
+        "critical_path": pieces,
         "critical_path_step": PATH_STEP.check(steps),
         "critical_path_kind": PATH_KIND.check(kinds),
         "critical_path_cause": PATH_CAUSE.check(causes),
@@ -423,7 +424,8 @@ def _walk(graph: Graph, walks: _Walks, *, across: bool) -> tuple[Rows, Ints]:
     A path begins with the node that is the last to begin at or before its window, or that has no predecessor. This
     is the only loop over nodes in the analysis, and it visits only those on paths.
     """
-    begin, before, last, ready = (memoryview(a) for a in (graph.begin, graph.before, graph.last, graph.ready))
+    begin, ready = memoryview(graph.begin.data), memoryview(graph.ready.data)
+    before, last = memoryview(graph.before.data), memoryview(graph.last.data)
     events = graph.events if across else 0  # of these a path over all ranks may leave the rank
     nodes = array("i")
     lengths: list[int] = []
@@ -451,11 +453,31 @@ _GAP, _WAIT, _ACTIVITY = 0, 1, 2
 """The up to three pieces of a node, in order of time: waiting to begin, waiting for peers, and what it did."""
 
 
+_NODES_AT_A_TIME = 1 << 18
+"""Nodes of paths that become pieces together: what is known of each takes ten times its memory."""
+
+
 def _paths(
     graph: Graph, launched: Attribution, walks: _Walks, *, across: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pieces and one summary row per path."""
     nodes, path = _walk(graph, walks, across=across)
+    ends = np.flatnonzero(np.append(path[1:] != path[:-1], True)) + 1 if path.size else np.zeros(1, np.int64)
+    # Where the first path ends that reaches the next multiple: paths stay whole.
+    wanted = np.arange(_NODES_AT_A_TIME, path.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
+    cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
+    pieces, summed = [], []
+    for first, last in pairwise([0, *cuts]):
+        made, sums = _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
+        pieces.append(made)
+        summed.append(sums)
+    return pl.concat(pieces), _summarise(pl.concat(summed), walks, launched.steps)
+
+
+def _pieces(
+    graph: Graph, launched: Attribution, walks: _Walks, nodes: Rows, path: Ints, *, across: bool
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """``PATH`` of some whole paths, and their sums (see ``_sums``)."""
     begin, edge = graph.at(nodes, across=across)
     is_event = nodes < graph.events
     stop, top = walks.start[path], walks.end[path]
@@ -464,9 +486,8 @@ def _paths(
     is_head = np.roll(is_tail, 1)
 
     # A node's time is cut where its successor began, and at the window's edges.
-    opened = begin
-    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(opened, -1)))
-    opened, closed = np.maximum(opened, stop), np.maximum(closed, stop)
+    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(begin, -1)))
+    opened, closed = np.maximum(begin, stop), np.maximum(closed, stop)
     split = opened.copy()
     split[is_event] = np.clip(graph.ready[nodes[is_event]], opened[is_event], closed[is_event])
     idle_from = np.where(is_head, stop, np.minimum(np.roll(closed, 1), opened))
@@ -475,7 +496,7 @@ def _paths(
     high = np.stack([opened, split, closed], axis=1)
     node_at, slot = np.nonzero(high > low)
     start, end = low[node_at, slot], high[node_at, slot]
-    _assert_tiling(walks, path[node_at], start, end)
+    _assert_tiling(walks, path[is_tail], path[node_at], start, end)
 
     facts = _facts(graph, launched, nodes, edge).with_columns(path=path)
     hops = (
@@ -498,18 +519,19 @@ def _paths(
     pieces = pieces.with_columns(
         path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
     ).with_columns(_named_step(launched.steps))
-    return pieces, _summarise(facts, pieces, walks, launched.steps)
+    return PATH.check(pieces), _sums(facts, pieces)
 
 
-def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
-    """The pieces of every path follow each other without gap or overlap from its window's start to its end."""
+def _assert_tiling(walks: _Walks, paths: Ints, path: Ints, start: Ints, end: Ints) -> None:
+    """The pieces of each of these paths follow each other without gap or overlap from its window's start to its end."""
     same = path[1:] == path[:-1]
-    total = np.bincount(path, weights=end - start, minlength=walks.step.size).astype(np.int64)
     heads = np.flatnonzero(np.concatenate([[True], ~same])) if path.size else path
+    tails = np.append(heads[1:], path.size) - 1 if path.size else path
     if (
-        np.any(end[:-1][same] != start[1:][same])
+        not np.array_equal(path[heads], paths)
+        or np.any(end[:-1][same] != start[1:][same])
         or np.any(start[heads] != walks.start[path[heads]])
-        or np.any(total != walks.end - walks.start)
+        or np.any(end[tails] != walks.end[path[tails]])
     ):
         raise AnalysisError("the pieces of a critical path do not tile its window")
 
@@ -625,7 +647,7 @@ def _queued(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
     return pieces.with_columns(kind=pl.when(pl.Series(queued)).then(pl.lit("queued", KIND)).otherwise("kind"))
 
 
-def _buckets(trace: Trace, event: Ints) -> pl.Series:
+def _buckets(trace: Trace, event: Rows) -> pl.Series:
     """DDP bucket of each communication event: the bucket range of its launching thread around its launch."""
     found = np.full(event.size, -1, dtype=np.int64)
     marks = [
@@ -656,7 +678,7 @@ def _buckets(trace: Trace, event: Ints) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(found)) >= 0).then(pl.lit(pl.Series(found)))).to_series()
 
 
-def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: pl.DataFrame) -> pl.DataFrame:
+def _sums(facts: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     """One row per path, from its nodes (``facts``) and its pieces."""
     duration = pl.col("end_ns") - pl.col("start_ns")
     own = pieces.group_by("path").agg(
@@ -669,6 +691,11 @@ def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: 
         thread_hops=pl.col("is_hop").sum().cast(pl.Int64),
         ambiguous_launches=pl.col("ambiguous").fill_null(False).sum().cast(pl.Int64),
     )
+    return own.join(counts, on="path", how="full", coalesce=True)
+
+
+def _summarise(sums: pl.DataFrame, walks: _Walks, names: pl.DataFrame) -> pl.DataFrame:
+    """One row per path."""
     return (
         pl.DataFrame(
             {
@@ -681,8 +708,7 @@ def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: 
         )
         .with_row_index("path")
         .with_columns(pl.col("path").cast(pl.Int64))
-        .join(own, on="path", how="left", maintain_order="left")
-        .join(counts, on="path", how="left", maintain_order="left")
+        .join(sums, on="path", how="left", maintain_order="left")
         .with_columns(
             path_ns=pl.col("window_end_ns") - pl.col("window_start_ns"),
         )
