@@ -462,12 +462,12 @@ def _paths(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pieces and one summary row per path."""
     nodes, path = _walk(graph, walks, across=across)
-    ends = np.flatnonzero(np.append(path[1:] != path[:-1], True)) + 1 if path.size else np.zeros(1, np.int64)
+    ends = np.append(np.flatnonzero(path[1:] != path[:-1]) + 1, path.size)
     # Where the first path ends that reaches the next multiple: paths stay whole.
     wanted = np.arange(_NODES_AT_A_TIME, path.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
     pieces, summed = [], []
-    for first, last in pairwise([0, *cuts]):
+    for first, last in pairwise([0, *(cuts or [0])]):
         made, sums = _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
         pieces.append(made)
         summed.append(sums)
