@@ -162,6 +162,23 @@ def event_queues(trace: Trace) -> NDArray[np.int32]:
     return found
 
 
+def ahead_in_queue(trace: Trace) -> NDArray[np.int32]:
+    """For each event the one that began before it in its queue, -1 for the first; shape (events,)."""
+    ahead = np.full(trace.events.height, -1, dtype=np.int32)
+    for ranks in ranks_of_processes(trace).values():
+        rows = rows_of_ranks(trace, ranks)
+        events = pl.concat([trace.events.slice(a, b - a) for a, b in map(trace.rows_of, ranks)])
+        code, _ = queue_codes(events)
+        order = (
+            np.argsort(code, kind="stable")
+            if len(ranks) == 1
+            else np.lexsort((events["start_ns"].to_numpy(), code))
+        )
+        same = code[order[1:]] == code[order[:-1]]
+        ahead[rows[order[1:][same]]] = rows[order[:-1][same]]
+    return ahead
+
+
 def _queue_keys(context: NDArray[Any], stream: NDArray[Any]) -> Ints:
     """One number per queue of a process: equal if and only if context and stream are."""
     key: Ints = (context.astype(np.int64) & 0xFFFF) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)

@@ -425,8 +425,8 @@ SHAPES = _table(
     "shapes",
     "launch shape of the event in the same row of EVENTS (null for copies and graphs)",
     [
-        ("grid", TEXT, "grid dimensions as XxYxZ"),
-        ("block", TEXT, "block dimensions as XxYxZ"),
+        ("grid", pl.Categorical(), "grid dimensions as XxYxZ"),
+        ("block", pl.Categorical(), "block dimensions as XxYxZ"),
     ],
 )
 
