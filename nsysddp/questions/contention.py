@@ -267,8 +267,7 @@ def _codes(texts: pl.Series) -> NDArray[Any]:
         numbers: NDArray[Any] = table[texts.to_physical().fill_null(table.size - 1).to_numpy()]
         return numbers
     codes = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64) + 1
-    numbers = codes.fill_null(0).to_numpy()
-    return numbers
+    return codes.fill_null(0).to_numpy()
 
 
 def _dense(values: Ints) -> Ints:
