@@ -267,7 +267,8 @@ def _codes(texts: pl.Series) -> NDArray[Any]:
         numbers: NDArray[Any] = table[texts.to_physical().fill_null(table.size - 1).to_numpy()]
         return numbers
     codes = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64) + 1
-    return codes.fill_null(0).to_numpy()
+    numbers_of: NDArray[Any] = codes.fill_null(0).to_numpy()
+    return numbers_of
 
 
 def _dense(values: Ints) -> Ints:
