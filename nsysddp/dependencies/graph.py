@@ -7,15 +7,14 @@ after its own start. The critical path is then a walk along these (``critical_pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.host import CLOCK_NS, Blocking, Calls, HostLines, blocking_kind, host_lines
+from nsysddp.dependencies.host import CLOCK_NS, Blocking, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
 
 LATENCY_NS = 10 * NS_PER_US
 """An event that has all it needs, on a device that is free, starts within this time."""
@@ -121,11 +121,11 @@ class Graph:
     trace: Trace
     begin: Ints
     end: Ints
-    before: Ints
+    before: Rows
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
     ready: Ints
-    last: Ints
+    last: Rows
     matched: NDArray[np.bool_]
     queues: Queues
     lines: HostLines
@@ -136,21 +136,27 @@ class Graph:
         """Number of events, which is also the first node that is a call."""
         return self.trace.events.height
 
-    def line_of(self, node: Ints) -> Ints:
+    def line_of(self, node: NDArray[Any]) -> NDArray[Any]:
         """Position in ``lines`` of nodes that are calls, be it the call or its entry."""
         calls = self.lines.start.size
-        place = node - self.events
+        place: NDArray[Any] = node - self.events
         entered = place >= calls
         place[entered] = np.flatnonzero(self.lines.awaited >= 0)[place[entered] - calls]
         return place
 
-    @cached_property
-    def across(self) -> tuple[Ints, Ints, NDArray[np.uint8]]:
-        """``begin``, ``before`` and ``edge`` for a walk over all ranks: it leaves a collective at the last arrival."""
-        jumps = np.flatnonzero(self.last != np.arange(self.events))
-        begin, before, edge = self.begin.copy(), self.before.copy(), self.edge.copy()
-        begin[jumps], before[jumps], edge[jumps] = self.ready[jumps], self.last[jumps], Edge.ARRIVAL
-        return begin, before, edge
+    def jumps(self, nodes: NDArray[Any]) -> NDArray[np.bool_]:
+        """Does a path over all ranks go on at another event here, which arrived last?"""
+        leaves = nodes < self.events
+        leaves[leaves] = self.last[nodes[leaves]] != nodes[leaves]
+        return leaves
+
+    def at(self, nodes: NDArray[Any], *, across: bool) -> tuple[Ints, NDArray[np.uint8]]:
+        """``begin`` and ``edge`` of nodes; of a path over all ranks it is the last arrival at which it leaves them."""
+        begin, edge = self.begin[nodes], self.edge[nodes]
+        if across:
+            leaves = self.jumps(nodes)
+            begin[leaves], edge[leaves] = self.ready[nodes[leaves]], Edge.ARRIVAL
+        return begin, edge
 
 
 EVIDENCE = {
@@ -198,11 +204,14 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     lines = _lines(trace, operations, queues, ready, active)
     hosts = _bind_calls(lines, start, end, active)
     bound = _bind_events(trace, queues, lines, ready, hosts, active)
+    calls = lines.start.size
+    joined_end = np.concatenate([end, hosts.end])
+    lines = replace(lines, end=joined_end[count : count + calls])  # one memory for both
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
         begin=np.concatenate([start, hosts.begin]),
-        end=np.concatenate([end, hosts.end]),
+        end=joined_end,
         before=np.concatenate([bound.before, hosts.before]),
         edge=np.concatenate([bound.edge, hosts.edge]),
         ambiguous=bound.ambiguous,
@@ -244,9 +253,9 @@ class _Hosts:
 
     begin: Ints
     end: Ints
-    before: Ints
+    before: Rows
     edge: NDArray[np.uint8]
-    entry: Ints
+    entry: Rows
     entered: Ints
 
 
@@ -255,27 +264,29 @@ def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule
     events, calls = end.size, lines.start.size
     waiting = np.flatnonzero(lines.awaited >= 0)
     awaited = lines.awaited[waiting]
-    order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int64)
+    order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int32)
     begin = lines.start.copy()
     begin[waiting] = np.minimum(end[awaited], lines.end[waiting])
-    # Never before the call ahead of it on the line begins.
-    floor = np.where(order >= 0, begin[order], NEVER) if calls else begin
-    entered = lines.start.copy()
+    # An event that started before its launch call pulls it forward, but never before the call ahead of it begins.
     launched = np.flatnonzero(lines.launcher >= 0)
     by = lines.launcher[launched]
-    near = lines.start[by] - start[launched] <= CLOCK_NS
-    np.minimum.at(entered, by[near], start[launched[near]])
-    entered = np.minimum(np.maximum(entered, floor), lines.start)
-    plain = np.ones(calls, dtype=bool)
-    plain[waiting] = False
-    begin = np.where(plain, entered, begin)
+    early = np.flatnonzero(lines.start[by] > start[launched])
+    early = early[lines.start[by[early]] - start[launched[early]] <= CLOCK_NS]
+    call, pulled = by[early], start[launched[early]]
+    floor = np.where(order[call] >= 0, begin[order[call]], NEVER) if calls else pulled
+    entered = lines.start.copy()
+    np.minimum.at(entered, call, np.maximum(pulled, floor))
+    late = begin[waiting]
+    begin = entered.copy()
+    begin[waiting] = late
 
-    before = np.where(order >= 0, order + events, -1)
-    before = np.concatenate([before, before[waiting]])
-    edge = np.where(before >= 0, Edge.HOST, Edge.NONE).astype(np.uint8)
+    before = np.empty(calls + waiting.size, dtype=np.int32)
+    before[:calls] = np.where(order >= 0, order + np.int32(events), np.int32(-1))
+    before[calls:] = before[waiting]
+    edge = np.where(before >= 0, np.uint8(Edge.HOST), np.uint8(Edge.NONE))
     before[waiting] = awaited
     edge[waiting] = Edge.SYNC
-    entry = np.arange(events, events + calls)
+    entry = np.arange(events, events + calls, dtype=np.int32)
     entry[waiting] = events + calls + np.arange(waiting.size)
     return _Hosts(
         np.concatenate([begin, entered[waiting]]),
@@ -291,7 +302,7 @@ def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule
 class _Bound:
     """Binding predecessors of events, and what could not be told: events and edges by their number."""
 
-    before: Ints
+    before: Rows
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
     early: int
@@ -304,47 +315,63 @@ def _bind_events(
     trace: Trace, queues: Queues, lines: HostLines, ready: Ints, hosts: _Hosts, active: frozenset[Rule]
 ) -> _Bound:
     """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last."""
-    entry, entered = hosts.entry, hosts.entered
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
-    ahead, awaits = queues.before, queues.awaits
-    by_queue, by_signal, by_launch = np.full((3, start.size), NEVER, dtype=np.int64)  # when each let it go
+    waiting, awaited = queues.awaits.owner, queues.awaits.event
+    usable = end[awaited] <= start[waiting]
+    signal = queues.awaits.latest(end, usable)
+    before = np.full(start.size, -1, dtype=np.int32)
+    edge = np.full(start.size, Edge.NONE, dtype=np.uint8)
+    ambiguous = np.zeros(start.size, dtype=bool)
 
-    if Rule.QUEUE in active:
-        finished = end[ahead] <= start
-        # An overlapping predecessor (programmatic dependent launch) let this event go at a time that is not recorded:
-        # just before it started. But a collective that still waited for its peers then had no part in it.
-        let_go = np.maximum(start[ahead], start - LATENCY_NS)
-        passed = (ahead < 0) | (~finished & (ready[ahead] > start))
-        by_queue = np.where(passed, NEVER, np.where(finished, end[ahead], let_go))
+    def of_rank(rank: int) -> tuple[int, int, int]:
+        """Fill the rank's slices; how many events ran early, were pulled forward, came before their launch."""
+        here = slice(*trace.rows_of(rank))
+        begun, ahead = start[here], queues.before[here]
+        latest = np.full(begun.size, NEVER, dtype=np.int64)
 
-    waiting = awaits.owner
-    usable = end[awaits.event] <= start[waiting]
-    signal = awaits.latest(end, usable)
-    if Rule.EVENT in active:
-        by_signal = np.where(signal >= 0, end[signal], NEVER)
+        def wait(let_go: Ints, other: NDArray[Any], kind: Edge) -> None:
+            """Of two that let the event go at one time the earlier kind counts."""
+            later = let_go > latest
+            latest[later], before[here][later], edge[here][later] = let_go[later], other[later], kind
 
-    launched = lines.launcher >= 0
-    opened, closed = np.full((2, start.size), NEVER, dtype=np.int64)
-    opened[launched], closed[launched] = (times[lines.launcher[launched]] for times in (entered, lines.end))
-    recorded = np.full(start.size, NEVER, dtype=np.int64)
-    recorded[launched] = lines.start[lines.launcher[launched]]
-    early = launched & (closed > start) & (opened <= start)
-    if Rule.LAUNCH in active:
-        by_launch = np.where(closed <= start, closed, NEVER)
-        if Rule.EARLY_START in active:
-            by_launch = np.where(early, opened, by_launch)
+        if Rule.QUEUE in active:
+            finished = end[ahead] <= begun
+            # An overlapping predecessor (programmatic dependent launch) let this event go at a time that is not
+            # recorded: just before it started. But a collective that still waited for its peers then had no part in it.
+            let_go = end[ahead]
+            overlap = np.flatnonzero(~finished)
+            let_go[overlap] = np.maximum(start[ahead[overlap]], begun[overlap] - LATENCY_NS)
+            let_go[overlap[ready[ahead[overlap]] > begun[overlap]]] = NEVER
+            let_go[ahead < 0] = NEVER
+            wait(let_go, ahead, Edge.STREAM)
+        if Rule.EVENT in active:
+            wait(np.where(signal[here] >= 0, end[signal[here]], NEVER), signal[here], Edge.EVENT)
 
-    times = np.stack([by_queue, by_signal, by_launch])
-    choice, latest = times.argmax(axis=0), times.max(axis=0)
-    call = np.full(start.size, -1, dtype=np.int64)
-    call[launched] = entry[lines.launcher[launched]]
+        call = lines.launcher[here]
+        launched = np.flatnonzero(call >= 0)
+        call, started = call[launched], begun[launched]
+        opened, closed = hosts.entered[call], lines.end[call]
+        early = (closed > started) & (opened <= started)
+        if Rule.LAUNCH in active:
+            let_go = np.full(begun.size, NEVER, dtype=np.int64)
+            let_go[launched] = np.where(closed <= started, closed, NEVER)
+            if Rule.EARLY_START in active:
+                let_go[launched[early]] = opened[early]
+            entry = np.full(begun.size, -1, dtype=np.int32)
+            entry[launched] = hosts.entry[call]
+            wait(let_go, entry, Edge.LAUNCH)
+        ambiguous[here][launched] = early & (latest[launched] > opened)
+        clamped = (lines.start[call] > started) & (opened <= started)
+        return int(early.sum()), int(clamped.sum()), int((opened > started).sum())
+
+    counts = np.array(trace.each_rank(of_rank)).reshape(-1, 3).sum(axis=0)
     return _Bound(
-        before=np.where(latest > NEVER, np.choose(choice, [ahead, signal, call]), -1),
-        edge=np.where(latest > NEVER, choice + 1, Edge.NONE).astype(np.uint8),
-        ambiguous=early & (latest > opened),
-        early=int(early.sum()),
-        clamped=int((launched & (recorded > start) & (opened <= start)).sum()),
-        negative=int((launched & (opened > start)).sum()),
+        before=before,
+        edge=edge,
+        ambiguous=ambiguous,
+        early=int(counts[0]),
+        clamped=int(counts[1]),
+        negative=int(counts[2]),
         late_waits=int(np.unique(waiting[~usable]).size),
     )
 
@@ -367,25 +394,30 @@ def _operations(trace: Trace) -> pl.DataFrame:
         ]
     )
     kinds = {name: int(blocking_kind(name)) for name in calls["name"].unique().to_list() if name is not None}
-    blocking = [name for name, kind in kinds.items() if kind]
-    named = calls.lazy().with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    linked = named.filter(pl.col("correlation") >= 0).join(
-        rows.lazy().select("process", "correlation").unique(), on=["process", "correlation"], how="semi"
-    )
+
+    def rows_with(chosen: pl.Series) -> pl.DataFrame:
+        number = chosen.arg_true()
+        return calls.select("process", "correlation", "name", "start_ns")[number].with_columns(
+            pl.col("name").cast(pl.String), row=number.cast(pl.Int64)
+        )
+
+    asked = pl.concat([rows["correlation"], pl.Series([], dtype=pl.Int64)]).unique().drop_nulls()
+    linked = rows_with(calls["correlation"].is_in(asked.filter(asked >= 0).implode()))
     rows = rows.join(
-        linked.select("process", "correlation", "row", "name", "start_ns")
-        .collect()
-        .sort("start_ns")  # of a runtime call around a driver call with the same id, the outer one
-        .unique(["process", "correlation"], keep="first", maintain_order=True),
+        linked.sort(
+            "start_ns"
+        ).unique(  # of a runtime call around a driver call with the same id, the outer one
+            ["process", "correlation"], keep="first", maintain_order=True
+        ),
         on=["process", "correlation"],
         how="left",
     )
     # A call without any row still blocks: most device synchronisations have none.
+    blocks = pl.Series([name for name, kind in kinds.items() if kind], dtype=pl.Categorical)
     bare = (
-        named.filter(pl.col("name").is_in(blocking))
-        .select("process", "row", "name", "start_ns")
-        .collect()
+        rows_with(calls["name"].is_in(blocks.implode()))
         .filter(~pl.col("row").is_in(rows["row"].drop_nulls().implode()))
+        .drop("correlation")
     )
     kind = pl.col("name").replace_strict(kinds, default=0, return_dtype=pl.Int64)
     return (
@@ -446,19 +478,19 @@ def _lines(
     off = [int(kind) for kind, rule in _SYNC_RULES.items() if rule not in active]
     return host_lines(
         trace,
-        Calls.of(trace.calls, fold=Rule.NESTED_CALLS in active),
         blocking.filter(~pl.col("kind").is_in(off)).select("row", "kind", "source"),
         queues,
         ready,
+        fold=Rule.NESTED_CALLS in active,
         all_threads=Rule.POLLING_THREADS not in active,
     )
 
 
-def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Ints, NDArray[np.bool_], int]:
+def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Rows, NDArray[np.bool_], int]:
     """``ready``, ``last`` and ``matched`` of every event, and how many ended before the last arrival."""
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     count = start.size
-    ready, last = start.copy(), np.arange(count)
+    ready, last = start.copy(), np.arange(count, dtype=np.int32)
     matched = np.zeros(count, dtype=bool)
     if Rule.ARRIVAL not in active:
         return ready, last, matched, 0
@@ -508,7 +540,13 @@ def check(graph: Graph) -> None:
     Raises:
         AnalysisError: if one does: then a walk would go forward in time.
     """
-    for begin, before, _ in ((graph.begin, graph.before, graph.edge), graph.across):
+    nodes = np.arange(graph.before.size)
+    leaves = graph.jumps(nodes)
+    for before, across in (
+        (graph.before, False),
+        (np.where(leaves, graph.last[np.minimum(nodes, graph.events - 1)], graph.before), True),
+    ):
+        begin, _ = graph.at(nodes, across=across)
         linked = np.flatnonzero(before >= 0)
         if np.any(begin[before[linked]] > begin[linked]):
             raise AnalysisError("the dependency graph has an edge that leads forward in time")

@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.queues import Queues, Sets, event_queues, running_latest
+from nsysddp.dependencies.queues import Queues, Sets, queue_codes, ranks_of_processes, running_latest
+from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
 
 
 CLOCK_NS = 20 * NS_PER_US
@@ -77,61 +78,60 @@ def blocking_kind(name: str) -> Blocking:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """The outermost calls of every thread, ordered by process, thread and start.
+class _Calls:
+    """The outermost calls of every thread of a process, ordered by thread and start.
 
     Attributes:
         row: row of ``Trace.calls``, shape (calls,).
         start: start in ns.
         end: end in ns.
-        spans: (process, thread) to first and one-past-last position.
-        outermost: for each row of ``Trace.calls`` the position of the call around it, shape (all calls,).
+        spans: thread to first and one-past-last position.
+        all_rows: rows of all calls of the process, ascending, shape (all calls,).
+        outermost: for each of them the position of the call around it.
     """
 
-    row: Ints
+    row: Rows
     start: Ints
     end: Ints
-    spans: dict[tuple[int, int], tuple[int, int]]
-    outermost: Ints
+    spans: dict[int, tuple[int, int]]
+    all_rows: Rows
+    outermost: Rows
 
     @classmethod
-    def of(cls, calls: pl.DataFrame, *, fold: bool = True) -> Calls:
+    def of(cls, calls: pl.DataFrame, process: int, *, fold: bool) -> _Calls:
         """Fold nested calls (a runtime call around the driver calls that it makes) into the outermost.
 
         Args:
             calls: ``schema.CALLS``, any order.
+            process: whose.
             fold: take nested calls for part of the call around them.
         """
-        ordered = (
-            calls.lazy()
-            .select("process", "thread", "start_ns", "end_ns")
-            .with_row_index("row")
-            .sort(["process", "thread", "start_ns", "end_ns"], descending=[False, False, False, True])
-            .collect()
-        )
-        start, end = ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy()
-        row = ordered["row"].cast(pl.Int64).to_numpy()
-        process, thread = ordered["process"].to_numpy(), ordered["thread"].to_numpy()
-        changes = np.flatnonzero((process[1:] != process[:-1]) | (thread[1:] != thread[:-1])) + 1
-        bounds = np.concatenate([[0], changes, [row.size]]) if row.size else np.zeros(1, dtype=np.int64)
-        opens = np.ones(row.size, dtype=bool)
-        if fold:
-            for first, last in pairwise(bounds.tolist()):
-                reach = np.maximum.accumulate(end[first:last])
-                opens[first + 1 : last] = start[first + 1 : last] >= reach[:-1]
-        position = np.cumsum(opens) - 1
-        outermost = np.empty(row.size, dtype=np.int64)
-        outermost[row] = position
-        kept = np.append(0, np.cumsum(opens))
-        spans = {
-            (int(process[first]), int(thread[first])): (int(kept[first]), int(kept[last]))
-            for first, last in pairwise(bounds.tolist())
-        }
-        return cls(row[opens], start[opens], end[opens], spans, outermost)
+        rows = np.flatnonzero(calls["process"].to_numpy() == process).astype(np.int32)
+        start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+        thread = calls["thread"].to_numpy()[rows]
+        outermost = np.empty(rows.size, dtype=np.int32)
+        kept: list[Rows] = []
+        spans: dict[int, tuple[int, int]] = {}
+        count = 0
+        for number in np.sort(pl.Series(thread).unique().to_numpy()).tolist():
+            mine = np.flatnonzero(thread == number)
+            begun, ended = start[rows[mine]], end[rows[mine]]
+            if np.any((begun[1:] < begun[:-1]) | ((begun[1:] == begun[:-1]) & (ended[1:] > ended[:-1]))):
+                order = np.lexsort((-ended, begun))
+                mine, begun, ended = mine[order], begun[order], ended[order]
+            opens = np.ones(mine.size, dtype=bool)
+            if fold:
+                opens[1:] = begun[1:] >= np.maximum.accumulate(ended)[:-1]
+            outermost[mine] = count + np.cumsum(opens) - 1
+            kept.append(rows[mine[opens]])
+            spans[number] = count, count + kept[-1].size
+            count += kept[-1].size
+        row = np.concatenate(kept) if kept else rows
+        return cls(row, start[row], end[row], spans, rows, outermost)
 
-    def at(self, process: int, thread: int, time: Ints) -> Ints:
+    def at(self, thread: int, time: Ints) -> Ints:
         """The call of the thread that contains each instant, -1 where there is none."""
-        first, last = self.spans.get((process, thread), (0, 0))
+        first, last = self.spans.get(thread, (0, 0))
         found = first + np.searchsorted(self.start[first:last], time, side="right") - 1
         inside = (found >= first) & (found < last)
         inside[inside] = time[inside] <= self.end[found[inside]]
@@ -143,9 +143,9 @@ class HostLines:
     """One line of calls per rank; a call that several ranks share stands in each of their lines.
 
     Attributes:
-        rank: rank of the line, shape (hosts,).
-        row: row of ``Trace.calls``.
-        thread: calling thread.
+        calls: ``Trace.calls``.
+        ranks: the ranks, ascending, and the first call of each one's line, with a last entry behind them all.
+        row: row of ``Trace.calls``, shape (hosts,).
         start: start in ns.
         end: end in ns.
         before: position of the predecessor in the line, -1 for the first.
@@ -158,16 +158,16 @@ class HostLines:
         early_returns: of those, the ones that returned before the recorded end of what they waited for.
     """
 
-    rank: NDArray[np.int32]
-    row: Ints
-    thread: Ints
+    calls: pl.DataFrame
+    ranks: tuple[NDArray[np.int32], Ints]
+    row: Rows
     start: Ints
     end: Ints
-    before: Ints
-    awaited: Ints
+    before: Rows
+    awaited: Rows
     holds: Sets
-    leads_to: Ints
-    launcher: Ints
+    leads_to: Rows
+    launcher: Rows
     blocking_calls: int
     unresolved_calls: int
     early_returns: int
@@ -176,140 +176,242 @@ class HostLines:
     def empty(cls, events: int) -> HostLines:
         """The lines of a trace without calls."""
         none = np.empty(0, dtype=np.int64)
-        nobody = np.full(events, -1, dtype=np.int64)
-        empty = Sets.of({}, 0)
-        return cls(none.astype(np.int32), none, none, none, none, none, none, empty, none, nobody, 0, 0, 0)
+        nobody = np.full(events, -1, dtype=np.int32)
+        rows, first = none.astype(np.int32), np.zeros(1, dtype=np.int64)
+        empty = pl.DataFrame({"thread": none})
+        return cls(empty, (rows, first), rows, none, none, rows, rows, Sets.of({}, 0), rows, nobody, 0, 0, 0)
+
+    @property
+    def rank(self) -> NDArray[np.int32]:
+        """Rank of each call's line, made when it is asked for; shape (hosts,)."""
+        numbers, first = self.ranks
+        return np.repeat(numbers, np.diff(first))
+
+    @property
+    def thread(self) -> NDArray[Any]:
+        """Calling thread of each call, made when it is asked for; shape (hosts,)."""
+        return self.threads_of(slice(None))
+
+    def ranks_of(self, call: NDArray[Any]) -> NDArray[np.int32]:
+        """Rank of the lines of some calls."""
+        numbers, first = self.ranks
+        return numbers[np.searchsorted(first, call, side="right") - 1]
+
+    def threads_of(self, call: NDArray[Any] | slice) -> NDArray[Any]:
+        """Calling thread of some calls."""
+        threads: NDArray[Any] = self.calls["thread"].to_numpy()[self.row[call]]
+        return threads
 
 
 def host_lines(
     trace: Trace,
-    calls: Calls,
     blocking: pl.DataFrame,
     queues: Queues,
     ready: Ints,
     *,
+    fold: bool = True,
     all_threads: bool = False,
 ) -> HostLines:
     """The line of every rank, with what its synchronising calls waited for.
 
     Args:
         trace: events, launches and calls.
-        calls: the folded calls of the trace.
         blocking: the synchronising calls: ``row`` (of ``Trace.calls``), ``kind`` (Blocking) and ``source`` (the
             operation on a queue that a stream or event call waits for, -1 if it is not known).
         queues: what operations stand for, and what is ahead of events.
         ready: time from which each event no longer waited for other ranks, shape (events,).
+        fold: take nested calls for part of the call around them.
         all_threads: let threads that only poll take part.
     """
     assert trace.calls is not None
-    assert trace.launches is not None
-    end_of_event = trace.events["end_ns"].to_numpy()
-    thread_of_call = trace.calls["thread"].to_numpy()
-    crosses = trace.names["text"].str.contains("DtoH|HtoD").fill_null(False).to_numpy()
-    pageable = crosses[trace.events["name"].to_numpy()] & (trace.events["class"] == "memory").to_numpy()
-    queue = event_queues(trace)
+    end = trace.events["end_ns"].to_numpy()
     ahead, signal = queues.before, queues.awaited
-    by_signal = (signal >= 0) & ((ahead < 0) | (end_of_event[signal] > end_of_event[ahead]))
-    held_by = np.where(by_signal, signal, ahead)
-    launcher = np.full(trace.events.height, -1, dtype=np.int64)
-    position = np.full(calls.row.size, -1, dtype=np.int64)  # folded call -> place in the line at hand
-    lines: list[tuple[int, Ints, Ints, Ints]] = []
-    waited: list[tuple[Ints, Sets]] = []
-    counted = unresolved = early = base = 0
+    by_signal = (signal >= 0) & ((ahead < 0) | (end[signal] > end[ahead]))
+    events = _Events(trace, end, ready, np.where(by_signal, signal, ahead))
+    blocking = blocking.sort("row", maintain_order=True)
+    launcher = np.full(trace.events.height, -1, dtype=np.int32)
 
-    for rank in trace.rank_numbers:
-        process = trace.process_of_rank[rank]
-        first, last = trace.rows_of(rank)
-        launches = trace.launches.slice(first, last - first)
-        launch = launches["launch_ns"].to_numpy()
-        thread = launches["thread"].fill_null(-1).to_numpy()
-        launched = launches["launch_ns"].is_not_null().to_numpy()
-        time = launches["launch_ns"].fill_null(-1).to_numpy() if not launched.all() else launch
-        callers = np.unique(thread[launched])
-
-        member = [
-            np.arange(*span)
-            for (owner, number), span in calls.spans.items()
-            if owner == process and (all_threads or number in callers)
-        ]
-        chosen = np.concatenate(member) if member else np.empty(0, dtype=np.int64)
-        line = chosen[np.lexsort((calls.start[chosen], calls.end[chosen]))]
-        places = np.arange(line.size)
-        before = np.minimum(np.searchsorted(calls.end[line], calls.start[line], side="right") - 1, places - 1)
-        position[:] = -1
-        position[line] = places
-
-        called = np.full(last - first, -1, dtype=np.int64)
-        for number in callers:
-            mine = np.flatnonzero(launched & (thread == number))
-            found = calls.at(process, int(number), time[mine])
-            called[mine[found >= 0]] = position[found[found >= 0]]
-        launcher[first:last] = np.where(called >= 0, called + base, -1)
-
-        waits = _Waits(
-            begun=calls.start[line],
-            returned=calls.end[line],
-            first_event=first,
-            launch=np.where(launched, time, np.iinfo(np.int64).max),
-            queue=queue[first:last],
-            called=called,
-            pageable=pageable[first:last],
-            end=end_of_event,
-            ready=ready,
-            held_by=held_by,
+    def of_process(process_and_ranks: tuple[int, list[int]]) -> list[_Line]:
+        process, ranks = process_and_ranks
+        assert trace.calls is not None
+        calls = _Calls.of(trace.calls, process, fold=fold)
+        waiting = blocking["row"].to_numpy()
+        at = np.searchsorted(calls.all_rows, waiting)
+        found = at < calls.all_rows.size
+        found[found] = calls.all_rows[at[found]] == waiting[found]
+        blocked = _Blocked(
+            calls.outermost[at[found]],
+            blocking["kind"].to_numpy()[found],
+            blocking["source"].to_numpy()[found],
         )
-        at = position[calls.outermost[blocking["row"].to_numpy()]]
-        ours = blocking.filter(pl.Series(at >= 0))
-        outcome = waits.of(at[at >= 0], ours["kind"].to_numpy(), ours["source"].to_numpy(), queues.values)
-        waited.append((outcome.awaited, outcome.holds))
-        counted += ours.height
-        unresolved += outcome.unresolved
-        early += outcome.early
-        before = np.where(before >= 0, before + base, -1)
-        lines.append((rank, line, before, _next_launched(called, line.size, first)))
-        base += line.size
+        return [
+            _line(events, rank, calls, blocked, queues.values, launcher, all_threads=all_threads)
+            for rank in ranks
+        ]
 
-    def joined(parts: list[Ints]) -> Ints:
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    line = joined([part for _, part, *_ in lines])
+    processes = ranks_of_processes(trace)
+    made = in_parallel(processes.items(), of_process, events=trace.events.height)
+    lines = sorted((line for some in made for line in some), key=lambda line: line.rank)
+    first = np.cumsum([0, *(line.row.size for line in lines)])
+    for line, base in zip(lines, first.tolist(), strict=False):
+        here = launcher[slice(*trace.rows_of(line.rank))]
+        here[here >= 0] += base
+        line.before[line.before >= 0] += base
+    held = np.concatenate([np.diff(line.waited.holds.first) for line in lines])
     return HostLines(
-        rank=np.repeat(
-            np.asarray([rank for rank, *_ in lines], dtype=np.int32), [part.size for _, part, *_ in lines]
-        ),
-        row=calls.row[line],
-        thread=thread_of_call[calls.row[line]],
-        start=calls.start[line],
-        end=calls.end[line],
-        before=joined([before for _, _, before, _ in lines]),
-        awaited=joined([awaited for awaited, _ in waited]),
+        calls=trace.calls,
+        ranks=(np.asarray([line.rank for line in lines], dtype=np.int32), first),
+        row=np.concatenate([line.row for line in lines]),
+        start=np.concatenate([line.start for line in lines]),
+        end=np.concatenate([line.end for line in lines]),
+        before=np.concatenate([line.before for line in lines]),
+        awaited=np.concatenate([line.waited.awaited for line in lines]),
         holds=Sets(
-            np.append(0, np.cumsum(joined([np.diff(held.first) for _, held in waited]))),
-            joined([held.event for _, held in waited]),
+            np.append(np.int32(0), np.cumsum(held, dtype=np.int32)),
+            np.concatenate([line.waited.holds.event for line in lines]),
         ),
-        leads_to=joined([leads_to for *_, leads_to in lines]),
+        leads_to=np.concatenate([line.leads_to for line in lines]),
         launcher=launcher,
-        blocking_calls=counted,
-        unresolved_calls=unresolved,
-        early_returns=early,
+        blocking_calls=sum(line.blocking for line in lines),
+        unresolved_calls=sum(line.waited.unresolved for line in lines),
+        early_returns=sum(line.waited.early for line in lines),
     )
 
 
-def _next_launched(called: Ints, size: int, first_event: int) -> Ints:
+@dataclass(frozen=True)
+class _Events:
+    """What is asked of the events of a trace.
+
+    Attributes:
+        trace: the trace.
+        end: end of each event, ns.
+        ready: time from which each no longer waited for other ranks.
+        held_by: the event that each waited for last, on its queue or another; -1 if none.
+    """
+
+    trace: Trace
+    end: Ints
+    ready: Ints
+    held_by: Rows
+
+
+class _Blocked(NamedTuple):
+    """The synchronising calls of a process: position among its outermost calls, kind, and source."""
+
+    call: Rows
+    kind: Ints
+    source: Ints
+
+
+class _Line(NamedTuple):
+    """The line of one rank; calls are counted from its first."""
+
+    rank: int
+    row: Rows
+    start: Ints
+    end: Ints
+    before: Rows
+    leads_to: Rows
+    waited: _Waited
+    blocking: int
+
+
+def _line(
+    events: _Events,
+    rank: int,
+    calls: _Calls,
+    blocked: _Blocked,
+    values: Sets,
+    launcher: Rows,
+    *,
+    all_threads: bool,
+) -> _Line:
+    """The line of a rank; writes into ``launcher`` which of its calls launched each of the rank's events."""
+    trace = events.trace
+    assert trace.launches is not None
+    first, last = trace.rows_of(rank)
+    launches = trace.launches.slice(first, last - first)
+    thread = launches["thread"].fill_null(-1).to_numpy()
+    launched = launches["launch_ns"].is_not_null().to_numpy()
+    time = launches["launch_ns"].fill_null(-1).to_numpy()
+    callers = pl.Series(thread if launched.all() else thread[launched]).unique().sort().to_list()
+
+    member = [
+        np.arange(*span, dtype=np.int32)
+        for number, span in calls.spans.items()
+        if all_threads or number in callers
+    ]
+    chosen = np.concatenate(member) if member else np.empty(0, dtype=np.int32)
+    start, end = calls.start[chosen], calls.end[chosen]
+    if len(member) > 1 or np.any(end[1:] < end[:-1]):
+        order = np.lexsort((start, end))
+        chosen, start, end = chosen[order], start[order], end[order]
+    before = _before(start, end)
+    position = np.full(calls.row.size, -1, dtype=np.int32)  # outermost call -> place in the line
+    position[chosen] = np.arange(chosen.size, dtype=np.int32)
+
+    called = launcher[first:last]
+    for number in callers:
+        mine = np.flatnonzero(launched & (thread == number))
+        found = calls.at(number, time[mine])
+        called[mine[found >= 0]] = position[found[found >= 0]]
+
+    of_rank = trace.events.slice(first, last - first)
+    crosses = trace.names["text"].str.contains("DtoH|HtoD").fill_null(False).to_numpy()
+    waits = _Waits(
+        begun=start,
+        returned=end,
+        first_event=first,
+        launch=np.where(launched, time, np.iinfo(np.int64).max),
+        of_rank=of_rank,
+        called=called,
+        pageable=crosses[of_rank["name"].to_numpy()] & trace.is_class(rank, ["memory"]),
+        end=events.end,
+        ready=events.ready,
+        held_by=events.held_by,
+    )
+    at = position[blocked.call]
+    here = at >= 0
+    waited = waits.of(at[here], blocked.kind[here], blocked.source[here], values)
+    return _Line(
+        rank=rank,
+        row=calls.row[chosen],
+        start=start,
+        end=end,
+        before=before,
+        leads_to=_next_launched(called, chosen.size, first),
+        waited=waited,
+        blocking=int(here.sum()),
+    )
+
+
+def _before(start: Ints, end: Ints) -> Rows:
+    """For each call of a line (in order of end) the one that ended last, not after its start; -1 if none did."""
+    places = np.arange(-1, start.size - 1, dtype=np.int32)
+    # Most begin when the one ahead has ended; only the others have to be looked up.
+    before: Rows = places.copy()
+    overlapping = np.flatnonzero(end[:-1] > start[1:]) + 1
+    found = np.searchsorted(end, start[overlapping], side="right") - 1
+    before[overlapping] = np.minimum(found, places[overlapping])
+    return before
+
+
+def _next_launched(called: Rows, size: int, first_event: int) -> Rows:
     """For each call of a line the event that it, or the next call that launches one, launched; -1 if none does."""
-    launched = np.full(size, -1, dtype=np.int64)
+    launched = np.full(size + 1, -1, dtype=np.int32)
     events = np.flatnonzero(called >= 0)[::-1]
     launched[called[events]] = first_event + events  # the first of several (CUDA graphs) wins
-    places = np.where(launched >= 0, np.arange(size), size)
+    places = np.where(launched[:-1] >= 0, np.arange(size, dtype=np.int32), np.int32(size))
     following = np.minimum.accumulate(places[::-1])[::-1]
-    return np.append(launched, -1)[following]
+    events_of: Rows = launched[following]
+    return events_of
 
 
 @dataclass(frozen=True)
 class _Waited:
     """What the calls of one line waited for: ``awaited`` and ``holds`` of ``HostLines``, and counts."""
 
-    awaited: Ints
+    awaited: Rows
     holds: Sets
     unresolved: int
     early: int
@@ -323,7 +425,7 @@ class _Waits:
         begun, returned: start and end of each call, shape (calls,).
         first_event: row of EVENTS of the rank's first event.
         launch: start of each event's launch call, the far future without one; shape (events of the rank,).
-        queue: queue of each event.
+        of_rank: the rank's events.
         called: position in the line of the call that launched each event, -1 if unknown.
         pageable: an asynchronous copy that blocks if its memory is pageable.
         end: end of every event of the trace.
@@ -335,14 +437,14 @@ class _Waits:
     returned: Ints
     first_event: int
     launch: Ints
-    queue: Ints
-    called: Ints
+    of_rank: pl.DataFrame
+    called: Rows
     pageable: NDArray[np.bool_]
     end: Ints
     ready: Ints
-    held_by: Ints
+    held_by: Rows
 
-    def of(self, place: Ints, kind: Ints, source: Ints, values: Sets) -> _Waited:
+    def of(self, place: Rows, kind: Ints, source: Ints, values: Sets) -> _Waited:
         """What each call waited for.
 
         Of what it had to wait for, it waited for what ended last while it ran: what had ended before costs nothing.
@@ -373,8 +475,7 @@ class _Waits:
         once = np.ones(call.size, dtype=bool)
         once[1:] = (call[1:] != call[:-1]) | (event[1:] != event[:-1])
         call, event = call[once], event[once]
-        first = np.searchsorted(call, np.arange(self.begun.size + 1))
-        holds = Sets(first.astype(np.int64), event)
+        holds = Sets.ordered(call, event, self.begun.size)
         awaited = self._inside(holds.latest(self.end, self.end[event] > self.begun[call]))
         waiting = np.flatnonzero(awaited >= 0)
         return _Waited(
@@ -384,7 +485,7 @@ class _Waits:
             early=int((self.end[awaited[waiting]] > self.returned[waiting]).sum()),
         )
 
-    def _inside(self, awaited: Ints) -> Ints:
+    def _inside(self, awaited: Rows) -> Rows:
         """What each call waited for, of which the path can go on: it began before the call returned.
 
         Work that seems to begin after the return is shorter than the clocks differ (a copy of 4 bytes): what that
@@ -392,36 +493,51 @@ class _Waits:
         """
         awaited = awaited.copy()
         for _ in range(_SHORT_IN_A_ROW):
-            late = np.flatnonzero((awaited >= 0) & (self.ready[awaited] > self.returned))
+            some = np.flatnonzero(awaited >= 0)
+            late = some[self.ready[awaited[some]] > self.returned[some]]
             if not late.size:
                 break
             awaited[late] = self.held_by[awaited[late]]
-        outside = (self.ready[awaited] > self.returned) | (self.end[awaited] <= self.begun)
-        return np.where((awaited >= 0) & ~outside, awaited, -1)
+        some = np.flatnonzero(awaited >= 0)
+        event = awaited[some]
+        outside = (self.ready[event] > self.returned[some]) | (self.end[event] <= self.begun[some])
+        awaited[some[outside]] = -1
+        return awaited
 
-    def _all_launched(self, place: Ints) -> tuple[Ints, Ints]:
+    def _all_launched(self, place: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Calls, and the latest-ending event of each queue among those launched before them."""
-        calls, events = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        calls: list[NDArray[Any]] = [np.empty(0, dtype=np.int64)]
+        events: list[NDArray[Any]] = [np.empty(0, dtype=np.int64)]
+        if not place.size:
+            return calls[0], events[0]
         ends = self.end[self.first_event : self.first_event + self.launch.size]
-        for queue in np.unique(self.queue) if place.size else ():
-            mine = np.flatnonzero(self.queue == queue)
-            mine = mine[np.argsort(self.launch[mine], kind="stable")]
+        queues, keys = queue_codes(self.of_rank)
+        for queue in range(keys.size):
+            mine = np.flatnonzero(queues == queue)
+            launch = self.launch[mine]
+            if np.any(launch[1:] < launch[:-1]):
+                mine = mine[np.argsort(launch, kind="stable")]
             latest = mine[running_latest(ends[mine])]
             earlier = np.searchsorted(self.launch[mine], self.begun[place], side="left")
             calls.append(place[earlier > 0])
             events.append(self.first_event + latest[earlier[earlier > 0] - 1])
         return np.concatenate(calls), np.concatenate(events)
 
-    def _own_copies(self, place: Ints, candidates: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    def _own_copies(self, place: Rows, candidates: NDArray[np.bool_]) -> tuple[Rows, Rows]:
         """Calls, and the event of each that it launched itself (of several the last to end)."""
+        if not place.size:
+            return place, place
         ends = self.end[self.first_event : self.first_event + self.launch.size]
-        own = np.full(self.begun.size, -1, dtype=np.int64)
+        own = np.full(self.begun.size, -1, dtype=np.int32)
+        asked = np.zeros(self.begun.size, dtype=bool)
+        asked[place] = True
         events = np.flatnonzero(candidates)
+        events = events[asked[self.called[events]]]
         events = events[np.argsort(ends[events], kind="stable")]
         own[self.called[events]] = self.first_event + events
         return place[own[place] >= 0], own[place][own[place] >= 0]
 
-    def _blocked(self, call: Ints, event: Ints) -> NDArray[np.bool_]:
+    def _blocked(self, call: Rows, event: Rows) -> NDArray[np.bool_]:
         """Did an asynchronous copy block? If it ended inside its call, up to the clocks if that was a long one."""
         late = self.end[event] - self.returned[call]
         long = self.returned[call] - self.begun[call] >= 2 * CLOCK_NS

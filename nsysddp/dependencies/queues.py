@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
+
+from nsysddp.model.trace import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
 
 NEVER = np.iinfo(np.int64).min
 """Earlier than any time of a trace."""
@@ -45,7 +48,7 @@ RECORD, WAIT, MARK = 0, 1, 2
 """What an operation does to its queue: record an event, wait for one, or ask what is enqueued so far."""
 
 
-def running_latest(end: Ints) -> Ints:
+def running_latest(end: Ints) -> NDArray[np.int64]:
     """Index of the latest end so far, at each position (of equal ends the later one)."""
     if not end.size:
         return np.empty(0, dtype=np.int64)
@@ -62,32 +65,40 @@ class Sets:
         event: rows of EVENTS, thing by thing.
     """
 
-    first: Ints
-    event: Ints
+    first: Rows
+    event: Rows
 
     @classmethod
     def of(cls, found: Mapping[int, Sequence[int]], size: int) -> Sets:
         """From the sets of those things that have one."""
-        lengths = np.zeros(size + 1, dtype=np.int64)
-        for thing, members in found.items():
-            lengths[thing + 1] = len(members)
-        rows = [row for thing in sorted(found) for row in found[thing]]
-        return cls(np.cumsum(lengths), np.asarray(rows, dtype=np.int64))
+        members = [row for thing in sorted(found) for row in found[thing]]
+        owner = np.repeat(sorted(found), [len(found[thing]) for thing in sorted(found)])
+        return cls.ordered(owner.astype(np.int64), np.asarray(members, dtype=np.int64), size)
+
+    @classmethod
+    def ordered(cls, owner: NDArray[Any], event: NDArray[Any], size: int) -> Sets:
+        """From pairs of a thing and an event, which ascend by thing."""
+        first = np.zeros(size + 1, dtype=np.int32)
+        np.cumsum(np.bincount(owner, minlength=size), out=first[1:])
+        return cls(first, event.astype(np.int32))
 
     @property
     def owner(self) -> Ints:
         """The thing to which each entry of ``event`` belongs."""
-        return np.repeat(np.arange(self.first.size - 1), np.diff(self.first))
+        size = np.diff(self.first)
+        having = np.flatnonzero(size)
+        return np.repeat(having, size[having])
 
-    def entries(self, thing: Ints) -> tuple[Ints, Ints]:
+    def entries(self, thing: NDArray[Any]) -> tuple[Ints, Rows]:
         """The events of some things: for each entry the position in ``thing``, and the event; of -1 none."""
         known = np.flatnonzero(thing >= 0)
         begin = self.first[thing[known]]
         size = self.first[thing[known] + 1] - begin
+        known, begin, size = known[size > 0], begin[size > 0], size[size > 0]
         at = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
         return np.repeat(known, size), self.event[np.repeat(begin, size) + at]
 
-    def latest(self, end: Ints, kept: NDArray[np.bool_] | None = None) -> Ints:
+    def latest(self, end: NDArray[Any], kept: NDArray[np.bool_] | None = None) -> Rows:
         """For each thing the event of its set that ended last (of equal ends the later row), -1 if it has none.
 
         Args:
@@ -98,7 +109,7 @@ class Sets:
         if kept is not None:
             owner, event = owner[kept], event[kept]
         order = np.lexsort((event, end[event], owner))
-        latest = np.full(self.first.size - 1, -1, dtype=np.int64)
+        latest = np.full(self.first.size - 1, -1, dtype=np.int32)
         latest[owner[order]] = event[order]  # the last assignment wins
         return latest
 
@@ -113,8 +124,6 @@ class Queues:
         awaited: of that the event that ended last: what produced the data of a collective; -1 if none, shape (events,).
         worked: for each event the newest event ahead of it in its queue that is no communication, -1 if none;
             shape (events,).
-        behind_ns: end of the latest collective that the event, what is ahead of it in its queue or what these wait
-            for had to wait for; NEVER if none; shape (events,).
         values: for each operation the events that it stands for.
         inside_graph: the event is a node of a CUDA graph and not the first of its launch to run: nothing is known
             about what it waited for inside the graph; shape (events,).
@@ -123,11 +132,10 @@ class Queues:
         empty_waits: of those, the ones whose record stands for nothing, since it was made before any event.
     """
 
-    before: Ints
+    before: Rows
     awaits: Sets
-    awaited: Ints
-    worked: Ints
-    behind_ns: Ints
+    awaited: Rows
+    worked: Rows
     values: Sets
     inside_graph: NDArray[np.bool_]
     waits: int
@@ -135,29 +143,68 @@ class Queues:
     empty_waits: int
 
 
-def queue_keys(process: Ints, context: Ints, stream: Ints) -> Ints:
-    """One number per queue: equal if and only if process, context and stream are."""
-    return (process << 48) | ((context & 0xFFFF) << 32) | (stream & 0xFFFFFFFF)
+def queue_codes(events: pl.DataFrame) -> tuple[NDArray[np.int32], Ints]:
+    """The queue of each event of one process as a small number, and the keys that these stand for, ascending."""
+    key = _queue_keys(events["context"].to_numpy(), events["stream"].to_numpy())
+    keys = np.sort(pl.Series(key).unique().to_numpy())
+    return np.searchsorted(keys, key).astype(np.int32), keys
 
 
-def event_queues(trace: Trace) -> Ints:
-    """The queue of each event, shape (events,)."""
-    ranks = trace.events["rank"].to_numpy()
-    process = np.zeros(ranks.size, dtype=np.int64)
-    for rank in trace.rank_numbers:
-        first, last = trace.rows_of(rank)
-        process[first:last] = trace.process_of_rank[rank]
-    return queue_keys(
-        process,
-        trace.events["context"].cast(pl.Int64).to_numpy(),
-        trace.events["stream"].cast(pl.Int64).to_numpy(),
-    )
+def event_queues(trace: Trace) -> NDArray[np.int32]:
+    """A number for the queue of each event, ascending by process, context and stream; shape (events,)."""
+    found = np.empty(trace.events.height, dtype=np.int32)
+    first = 0
+    for ranks in ranks_of_processes(trace).values():
+        spans = [trace.rows_of(rank) for rank in ranks]
+        code, keys = queue_codes(pl.concat([trace.events.slice(a, b - a) for a, b in spans]))
+        found[rows_of_ranks(trace, ranks)] = code + np.int32(first)
+        first += keys.size
+    return found
+
+
+def ahead_in_queue(trace: Trace) -> NDArray[np.int32]:
+    """For each event the one that began before it in its queue, -1 for the first; shape (events,)."""
+    ahead = np.full(trace.events.height, -1, dtype=np.int32)
+    for ranks in ranks_of_processes(trace).values():
+        rows = rows_of_ranks(trace, ranks)
+        events = pl.concat([trace.events.slice(a, b - a) for a, b in map(trace.rows_of, ranks)])
+        code, _ = queue_codes(events)
+        order = (
+            np.argsort(code, kind="stable")
+            if len(ranks) == 1
+            else np.lexsort((events["start_ns"].to_numpy(), code))
+        )
+        same = code[order[1:]] == code[order[:-1]]
+        ahead[rows[order[1:][same]]] = rows[order[:-1][same]]
+    return ahead
+
+
+def _queue_keys(context: NDArray[Any], stream: NDArray[Any]) -> Ints:
+    """One number per queue of a process: equal if and only if context and stream are."""
+    key: Ints = (context.astype(np.int64) & 0xFFFF) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
+    return key
+
+
+def ranks_of_processes(trace: Trace) -> dict[int, list[int]]:
+    """The ranks of each process, both ascending."""
+    found: dict[int, list[int]] = {}
+    for rank in sorted(trace.rank_numbers, key=lambda rank: (trace.process_of_rank[rank], rank)):
+        found.setdefault(trace.process_of_rank[rank], []).append(rank)
+    return found
+
+
+def rows_of_ranks(trace: Trace, ranks: Sequence[int]) -> NDArray[np.int32]:
+    """Rows of the events of some ranks, rank by rank."""
+    spans = [np.arange(*trace.rows_of(rank), dtype=np.int32) for rank in ranks]
+    return np.concatenate(spans) if spans else np.empty(0, dtype=np.int32)
 
 
 def follow_queues(
     trace: Trace, operations: pl.DataFrame, *, pass_through: bool = True, order_in_graphs: bool = False
 ) -> Queues:
     """What was ahead of each event in its queue, and what each record, wait and mark stands for.
+
+    Queues of different processes have nothing to do with each other, so it is done process by process.
 
     Args:
         trace: events with their launches.
@@ -167,119 +214,200 @@ def follow_queues(
         pass_through: a record also stands for what its queue waited for since its last event.
         order_in_graphs: take the nodes of a CUDA graph for ordered by their stream, which they are not.
     """
-    events = trace.events
-    count = events.height
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    queue = event_queues(trace)
-    order = np.lexsort((end, start, queue))  # row numbers, queue by queue in order of start
-    keys, firsts = np.unique(queue[order], return_index=True)
-    bounds = np.append(firsts, count)
-
-    head = _heads_of_graph_launches(events, order, firsts, order_in_graphs=order_in_graphs)
-    launch = _launch_times(trace)
-    enqueued = np.empty(count, dtype=np.int64)  # along `order`: never before what is ahead in the queue
-    latest = np.empty(count, dtype=np.int64)  # along `order`: row of the latest-ending event so far
-    for first, last in pairwise(bounds.tolist()):
-        rows = order[first:last]
-        enqueued[first:last] = np.maximum.accumulate(launch[rows])
-        latest[first:last] = rows[running_latest(end[rows])]
-    first_of_queue = np.repeat(firsts, np.diff(bounds))
-    ahead = np.where(head > first_of_queue, latest[head - 1], -1) if count else latest
-
-    communicates = (events["class"] == "communication").to_numpy()
-    lane = np.empty(count, dtype=np.int64)
-    lane[order] = np.repeat(np.arange(keys.size), np.diff(bounds))
-    values, held, counts = _resolve(
-        operations, keys, bounds, enqueued, latest, lane, end, pass_through=pass_through
-    )
-    before = np.full(count, -1, dtype=np.int64)
-    before[order] = ahead
-    awaits = _awaits(held, order, head)
+    count = trace.events.height
+    before, worked = np.full((2, count), -1, dtype=np.int32)
     inside = np.zeros(count, dtype=bool)
-    inside[order] = head < np.arange(count)
+    ranks = ranks_of_processes(trace)
+    process = operations["process"].cast(pl.Int64).to_numpy()
+    numbers = sorted(set(ranks) | set(np.unique(process).tolist()))
+
+    def of(number: int) -> _Followed:
+        found = _of_process(
+            trace,
+            ranks.get(number, []),
+            operations.slice(*_run(process, number)),
+            pass_through=pass_through,
+            order_in_graphs=order_in_graphs,
+        )
+        rows = found.rows
+        inside[rows] = found.inside_graph
+        for of_trace, of_process in ((before, found.before), (worked, found.worked)):
+            of_trace[rows] = np.where(of_process >= 0, rows[of_process], np.int32(-1))
+        return found._replace(before=rows[:0], worked=rows[:0], inside_graph=inside[:0])
+
+    parts = in_parallel(numbers, of, events=count)
+    owner = np.concatenate([part.rows[part.waiting] for part in parts])
+    event = np.concatenate([part.rows[part.awaited] for part in parts])
+    order = np.argsort(owner, kind="stable")
+    awaits = Sets.ordered(owner[order], event[order], count)
+    values = [(part.values, part.rows) for part in parts]
+    firsts = np.cumsum([0, *(held.event.size for held, _ in values)])
     return Queues(
         before=before,
         awaits=awaits,
-        awaited=awaits.latest(end),
-        worked=_newest_work(order, first_of_queue, head, ~communicates),
-        behind_ns=_collectives_behind(order, bounds, awaits, communicates, end),
-        values=values,
+        awaited=awaits.latest(trace.events["end_ns"].to_numpy()),
+        worked=worked,
+        values=Sets(
+            np.concatenate(
+                [
+                    *(
+                        held.first[:-1] + np.int32(base)
+                        for (held, _), base in zip(values, firsts, strict=False)
+                    ),
+                    firsts[-1:].astype(np.int32),
+                ]
+            ),
+            np.concatenate([rows[held.event] for held, rows in values]),
+        ),
         inside_graph=inside,
-        waits=counts[0],
-        unresolved_waits=counts[1],
-        empty_waits=counts[2],
+        waits=sum(part.counts[0] for part in parts),
+        unresolved_waits=sum(part.counts[1] for part in parts),
+        empty_waits=sum(part.counts[2] for part in parts),
     )
 
 
-def _awaits(held: Mapping[int, Sequence[int]], order: Ints, head: Ints) -> Sets:
-    """What each event awaits, from the sets by position in queue order; nodes of a graph launch await what it does."""
+def _run(values: Ints, value: int) -> tuple[int, int]:
+    """Where a value begins among ascending ones, and how often it is there."""
+    first, last = np.searchsorted(values, [value, value + 1])
+    return int(first), int(last - first)
+
+
+class _Followed(NamedTuple):
+    """Of one process what ``Queues`` says; events are counted from its first, ``rows`` are theirs in the trace."""
+
+    rows: Rows
+    before: Rows
+    worked: Rows
+    inside_graph: NDArray[np.bool_]
+    waiting: Ints
+    awaited: NDArray[Any]
+    values: Sets
+    counts: tuple[int, int, int]
+
+
+def _of_process(
+    trace: Trace,
+    ranks: Sequence[int],
+    operations: pl.DataFrame,
+    *,
+    pass_through: bool,
+    order_in_graphs: bool,
+) -> _Followed:
+    rows = rows_of_ranks(trace, ranks)
+    spans = [trace.rows_of(rank) for rank in ranks]
+    events = pl.concat(
+        [trace.events.slice(first, last - first) for first, last in spans] or [trace.events[:0]]
+    )
+    launch = _launch_times(trace, spans)
+    end = events["end_ns"].to_numpy()
+    code, keys = queue_codes(events)
+    # A rank's events are ordered already.
+    order = (
+        np.argsort(code.astype(np.int16) if keys.size < 1 << 15 else code, kind="stable")
+        if len(ranks) == 1
+        else np.lexsort((end, events["start_ns"].to_numpy(), code))
+    ).astype(np.int32)
+    bounds = np.append(0, np.cumsum(np.bincount(code, minlength=keys.size)))
+    head = _heads_of_graph_launches(events, order, bounds[:-1], order_in_graphs=order_in_graphs)
+    key = _queue_keys(operations["context"].to_numpy(), operations["stream"].to_numpy())
+    time = operations["time_ns"].to_numpy()
+    lane, known = _lanes(key, keys)
+    place = np.zeros(key.size, dtype=np.int64)  # position in queue order of the first event enqueued after it
+    latest = np.empty(order.size, dtype=np.int32)  # along `order`: the latest-ending event so far
+    for queue, (first, last) in enumerate(pairwise(bounds.tolist())):
+        mine = order[first:last]
+        latest[first:last] = mine[running_latest(end[mine])]
+        asked = np.flatnonzero(lane == queue)
+        # Never before what is ahead in the queue.
+        enqueued = np.maximum.accumulate(launch[mine])
+        place[asked] = first + np.searchsorted(enqueued, time[asked], side="left")
+    queues = _InOrder(order, bounds, latest, code, end)
+    values, held, counts = _resolve(operations, queues, lane, place, known, pass_through=pass_through)
+    first_of_queue = np.repeat(bounds[:-1].astype(np.int32), np.diff(bounds))
+    before = np.empty(order.size, dtype=np.int32)
+    before[order] = np.where(head > first_of_queue, latest[head - 1], -1) if order.size else order
+    works = (events["class"] != "communication").to_numpy()
+    waiting, awaited = _awaits(held, order, head)
+    inside = np.zeros(order.size, dtype=bool)
+    inside[order] = head < np.arange(order.size, dtype=np.int32)
+    worked = _newest_work(order, first_of_queue, head, works)
+    return _Followed(rows, before, worked, inside, waiting, awaited, values, counts)
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """The events of a process queue by queue: in order, where each queue begins, and the latest end so far.
+
+    ``lane`` and ``end`` are by event.
+    """
+
+    order: Rows
+    bounds: Ints
+    latest: Rows
+    lane: Rows
+    end: Ints
+
+
+def _lanes(key: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """The number of the queue of each operation, and whether it holds events; one that does not gets its own."""
+    code = np.searchsorted(keys, key)
+    code[code == keys.size] = 0
+    known = keys[code] == key if keys.size else np.zeros(key.size, dtype=bool)
+    code[~known] = keys.size + np.unique(key[~known], return_inverse=True)[1].ravel()
+    return code, known
+
+
+def _awaits(held: Mapping[int, Sequence[int]], order: Rows, head: Rows) -> tuple[Ints, NDArray[Any]]:
+    """Pairs of an event and what it awaits, from the sets by position in queue order.
+
+    Nodes of a graph launch await what it does.
+    """
     by_position = Sets.of(held, order.size)
-    place = np.empty(order.size, dtype=np.int64)
+    place = np.empty(order.size, dtype=np.int32)
     place[order] = head
-    owner, event = by_position.entries(place)
-    return Sets(np.searchsorted(owner, np.arange(order.size + 1)), event)
+    return by_position.entries(place)
 
 
-def _newest_work(order: Ints, first_of_queue: Ints, head: Ints, works: NDArray[np.bool_]) -> Ints:
+def _newest_work(order: Rows, first_of_queue: Rows, head: Rows, works: NDArray[np.bool_]) -> Rows:
     """``Queues.worked``: the latest place before each that holds no communication, within its queue."""
-    place = np.arange(order.size)
-    newest = np.maximum.accumulate(np.where(works[order], place, -1)) if order.size else place
-    before = np.where(head > 0, newest[head - 1], -1)
-    worked = np.full(order.size, -1, dtype=np.int64)
-    worked[order] = np.where(before >= first_of_queue, order[before], -1)
+    place = np.arange(order.size, dtype=np.int32)
+    newest = np.maximum.accumulate(np.where(works[order], place, np.int32(-1))) if order.size else place
+    before = np.where(head > 0, newest[head - 1], np.int32(-1))
+    worked = np.empty(order.size, dtype=np.int32)
+    worked[order] = np.where(before >= first_of_queue, order[before], np.int32(-1))
     return worked
 
 
-def _collectives_behind(
-    order: Ints, bounds: Ints, awaits: Sets, communicates: NDArray[np.bool_], end: Ints
-) -> Ints:
-    """``Queues.behind_ns``: along the queues, then over the waits for other work, until nothing is added."""
-    own = np.where(communicates, end, NEVER).astype(np.int64)
-    waiting, awaited = awaits.owner, awaits.event
-    collective = communicates[awaited]
-    np.maximum.at(own, waiting[collective], end[awaited[collective]])
-    through, source = waiting[~collective], awaited[~collective]
-    while True:
-        behind: Ints = own.copy()
-        for first, last in pairwise(bounds.tolist()):
-            rows = order[first:last]
-            behind[rows] = np.maximum.accumulate(own[rows])
-        passed_on = behind[source]
-        if (passed_on <= own[through]).all():
-            return behind
-        np.maximum.at(own, through, passed_on)
-
-
 def _heads_of_graph_launches(
-    events: pl.DataFrame, order: Ints, firsts: Ints, *, order_in_graphs: bool
-) -> Ints:
+    events: pl.DataFrame, order: Rows, firsts: Ints, *, order_in_graphs: bool
+) -> Rows:
     """For each position in queue order, the position of the first node of its graph launch (itself if no node)."""
-    count = order.size
+    places = np.arange(order.size, dtype=np.int32)
+    if order_in_graphs or not events["in_graph"].any():
+        return places
     in_graph = events["in_graph"].fill_null(False).to_numpy()[order]
-    if order_in_graphs or not in_graph.any():
-        return np.arange(count)
     correlation = events["correlation"].to_numpy()[order]
-    opens = np.ones(count, dtype=bool)
+    opens = np.ones(order.size, dtype=bool)
     opens[1:] = ~(in_graph[1:] & in_graph[:-1] & (correlation[1:] == correlation[:-1]))
     opens[firsts] = True
-    return np.maximum.accumulate(np.where(opens, np.arange(count), 0))
+    return np.maximum.accumulate(np.where(opens, places, np.int32(0)))
 
 
-def _launch_times(trace: Trace) -> Ints:
+def _launch_times(trace: Trace, spans: Sequence[tuple[int, int]]) -> Ints:
     """Start of each event's launch call; NEVER where it has none, so that its queue neighbours decide."""
     if trace.launches is None:
-        return np.full(trace.events.height, NEVER, dtype=np.int64)
-    return trace.launches["launch_ns"].fill_null(NEVER).to_numpy()
+        return np.full(sum(last - first for first, last in spans), NEVER, dtype=np.int64)
+    launch = trace.launches["launch_ns"]
+    parts = [launch.slice(first, last - first).fill_null(NEVER).to_numpy() for first, last in spans]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
 def _resolve(
     operations: pl.DataFrame,
-    keys: Ints,
-    bounds: Ints,
-    enqueued: Ints,
-    latest: Ints,
-    lane_of_event: Ints,
-    end: Ints,
+    queues: _InOrder,
+    lane: Ints,
+    place: Ints,
+    known: NDArray[np.bool_],
     *,
     pass_through: bool,
 ) -> tuple[Sets, dict[int, Sequence[int]], tuple[int, int, int]]:
@@ -288,34 +416,23 @@ def _resolve(
     An operation stands for two things: the queue's latest-ending event so far (a lookup), and what the waits since
     that queue's last event stand for (``pending``, carried along in host order, because it can hang on waits that
     hang on records that hang on waits ...). What an event's waits stand for is by its position in queue order.
+
+    Args:
+        operations: of one process, in order of time.
+        queues: its queues.
+        lane: the queue of each operation; one without events has a number of its own.
+        place: position in queue order of the first event enqueued after the operation; 0 in a queue without events.
+        known: does its queue hold events?
+        pass_through: a record also stands for what its queue waited for since its last event.
     """
-    process = operations["process"].cast(pl.Int64).to_numpy()
-    key = queue_keys(process, operations["context"].to_numpy(), operations["stream"].to_numpy())
-    time = operations["time_ns"].to_numpy()
-    size = key.size
-
-    code = np.searchsorted(keys, key)
-    code[code == keys.size] = 0
-    known = keys[code] == key if keys.size else np.zeros(size, dtype=bool)
-    place = np.zeros(size, dtype=np.int64)  # position in queue order of the first event enqueued after it
-    by_queue = np.argsort(np.where(known, code, -1), kind="stable")
-    edges = np.searchsorted(np.where(known, code, -1)[by_queue], np.arange(keys.size + 1))
-    for index in range(keys.size):
-        mine = by_queue[edges[index] : edges[index + 1]]
-        first, last = bounds[index], bounds[index + 1]
-        place[mine] = first + np.searchsorted(enqueued[first:last], time[mine], side="left")
+    size, bounds = lane.size, queues.bounds
     base = np.full(size, -1, dtype=np.int64)
-    if keys.size:
-        behind = known & (place > bounds[code])
-        base[behind] = latest[place[behind] - 1]
-    # A queue without events gets a code of its own; its place never changes.
-    strangers, stranger = np.unique(key[~known], return_inverse=True)
-    lane = code.copy()
-    lane[~known] = keys.size + stranger
+    behind_one = np.flatnonzero(known)[place[known] > bounds[lane[known]]]
+    base[behind_one] = queues.latest[place[behind_one] - 1]
+    follows = known.copy()  # is there an event behind it?
+    follows[known] = place[known] < bounds[lane[known] + 1]
 
-    follows = known & (place < bounds[1:][code]) if keys.size else known  # is there an event behind it?
-
-    lane_of, ends = memoryview(lane_of_event.data), memoryview(np.ascontiguousarray(end).data)
+    lane_of, ends = memoryview(queues.lane.data), memoryview(np.ascontiguousarray(queues.end).data)
     nothing: tuple[int, ...] = ()
 
     def merged(these: tuple[int, ...], those: tuple[int, ...]) -> tuple[int, ...]:
@@ -333,8 +450,8 @@ def _resolve(
 
     value = [nothing] * size
     held: dict[int, Sequence[int]] = {}
-    seen = [-1] * (keys.size + strangers.size)
-    pending = [nothing] * (keys.size + strangers.size)
+    seen = [-1] * (int(lane.max(initial=-1)) + 1)
+    pending = [nothing] * len(seen)
     waits = unresolved = empty = 0
     rows = zip(
         operations["operation"].to_list(),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from nsysddp.questions.attribution import Attribution
 
-    Ints = NDArray[np.int64]
+    Ints = NDArray[np.integer[Any]]
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
 
@@ -150,7 +150,7 @@ def recorded(graph: Graph) -> Program:
     return Program(
         structure=Structure(
             lane=numbered(
-                np.unique(event_queues(trace), return_inverse=True)[1].ravel(),
+                event_queues(trace),
                 events + lines.rank.astype(np.int64),
             ),
             place=joined(start, np.arange(calls)),

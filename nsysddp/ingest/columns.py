@@ -72,6 +72,41 @@ class Codes:
         return codes
 
 
+class Ids:
+    """Codes of a few distinct ids (StringIds of kernel names), by a table that grows with the largest id."""
+
+    _LARGEST = 1 << 24
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._codes = Codes()
+        self._table = np.full(1024, NONE, dtype=np.int32)
+        self._lock = threading.Lock()
+
+    @property
+    def values(self) -> list[int]:
+        """The ids, in order of their codes."""
+        return self._codes.values
+
+    def encode(self, ids: Column) -> Column:
+        """Code of each id, counted from the first code of this table."""
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > self._LARGEST:
+            far: Column = self._codes.encode(ids.astype(np.int64)) + np.int32(self._first)
+            return far
+        table = self._table
+        codes: Column | None = table[ids] if high < table.size else None
+        if codes is None or (codes == NONE).any():
+            with self._lock:
+                known = self._codes.encode(np.unique(ids).astype(np.int64))
+                table = np.full(max(self._table.size, 2 * (high + 1)), NONE, dtype=np.int32)
+                table[: self._table.size] = self._table
+                table[np.unique(ids)] = known + np.int32(self._first)
+                self._table = table
+            codes = table[ids]
+        return codes
+
+
 def integers(
     batch: pl.DataFrame, name: str, dtype: type[np.generic], report: str, *, null: int | None = None
 ) -> Column:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Bulk, Codes, integers, plausible
+from nsysddp.ingest.columns import NONE, Bulk, Codes, Ids, integers, plausible
 from nsysddp.ingest.report import GRAPH_NODES, GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
 from nsysddp.model.errors import MissingTable
 from nsysddp.model.names import visible
@@ -109,7 +109,7 @@ def read(
     nameless = _Nameless(report)
     kernels = unnamed = 0
     for number, (query, table, column) in enumerate(tables):
-        ids = _Ids(len(names))
+        ids = Ids(len(names))
         _scan(
             report, processes, query, table, column, progress,
             into=_Target(
@@ -205,41 +205,6 @@ class _Lanes:
         return codes
 
 
-class _Ids:
-    """Codes of a few distinct ids (StringIds of kernel names), by a table that grows with the largest id."""
-
-    _LARGEST = 1 << 24
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._codes = Codes()
-        self._table = np.full(1024, NONE, dtype=np.int32)
-        self._lock = threading.Lock()
-
-    @property
-    def values(self) -> list[int]:
-        """The ids, in order of their codes."""
-        return self._codes.values
-
-    def encode(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """Code of each id, counted from the first code of this table."""
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > self._LARGEST:
-            far: NDArray[Any] = self._codes.encode(ids.astype(np.int64)) + np.int32(self._first)
-            return far
-        table = self._table
-        codes: NDArray[Any] | None = table[ids] if high < table.size else None
-        if codes is None or (codes == NONE).any():
-            with self._lock:
-                known = self._codes.encode(np.unique(ids).astype(np.int64))
-                table = np.full(max(self._table.size, 2 * (high + 1)), NONE, dtype=np.int32)
-                table[: self._table.size] = self._table
-                table[np.unique(ids)] = known + np.int32(self._first)
-                self._table = table
-            codes = table[ids]
-        return codes
-
-
 @dataclass
 class _Target:
     """Where the rows of one table go."""
@@ -249,7 +214,7 @@ class _Target:
     first_part: int
     first_sized_part: int
     lanes: _Lanes
-    ids: _Ids
+    ids: Ids
     nameless: _Nameless
 
 

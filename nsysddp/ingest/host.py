@@ -13,16 +13,19 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest import sql
-from nsysddp.ingest.columns import NONE, Codes, Gathered, integers, plausible
+from nsysddp.ingest.columns import NONE, Bulk, Codes, Gathered, Ids, integers, plausible, shared
 from nsysddp.ingest.gpu import strings
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, RECORDS, RUNTIME, SYNCS, Report
+from nsysddp.model import schema
 from nsysddp.model.errors import MissingTable
 from nsysddp.model.markers import parse_bucket_mark, parse_rank_mark
 from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from nsysddp.ingest.columns import Column
 
 THREAD_MASK = 0xFFFFFF
 _MARK, _PUSH_POP, _START_END, _IMPORTED, _IMPORTED_START_END, _DOMAIN = 34, 59, 60, 70, 71, 75
@@ -246,19 +249,21 @@ def processes_of(thread: NDArray[Any], processes: Codes) -> NDArray[Any]:
 def read_launches(
     report: Report,
     processes: Codes,
-    table: LaunchTable,
+    table: LaunchTable | None,
     progress: Callable[[int], None] | None = None,
     *,
     only: NDArray[Any] | None = None,
+    calls: CallRows | None = None,
 ) -> tuple[int, int]:
-    """Fill the launch table from the runtime rows.
+    """Fill the launch table, or keep all calls, or both, from the runtime rows, which are read once.
 
     Args:
         report: the export.
         processes: codes of its processes.
-        table: to be filled.
+        table: to be filled; None if no launches are sought.
         progress: called with row counts.
         only: correlation ids that matter; the others are not even fetched. None reads all calls.
+        calls: where all calls are kept, if they are.
 
     Returns:
         How many rows had times that cannot be, and how many were of no known process, as they name no thread.
@@ -266,7 +271,7 @@ def read_launches(
     lock = threading.Lock()
     left_out = [0, 0]
 
-    def consume(_: int, rows: pl.DataFrame) -> None:
+    def consume(part: int, rows: pl.DataFrame) -> None:
         file = report.name
         start = integers(rows, "start_ns", np.int64, file)
         end = integers(rows, "end_ns", np.int64, file)
@@ -275,16 +280,29 @@ def read_launches(
         code = processes_of(thread, processes)
         real = plausible(start, end)
         mine = np.flatnonzero(real & (code >= 0))
-        calls, row = table.rows(code[mine], correlation[mine])
-        calls = mine[calls]
-        start, end, short = start[calls], end[calls], (thread[calls] & THREAD_MASK).astype(np.int32)
+        short = (thread & THREAD_MASK).astype(np.int32)
+        if calls is not None:
+            read = {
+                "process": code,
+                "thread": short,
+                "start_ns": start,
+                "end_ns": end,
+                "correlation": correlation,
+            }
+            calls.add(part, rows, mine, read)
+        if table is not None:
+            launching, row = table.rows(code[mine], correlation[mine])
+            launching = mine[launching]
+            found = start[launching], end[launching], short[launching]
         with lock:
-            table.fill(row, start, end, short)
+            if table is not None:
+                table.fill(row, *found)
             left_out[0] += rows.height - int(np.count_nonzero(real))
             left_out[1] += _threadless(thread, code) if mine.size < rows.height else 0
 
     if only is None:
-        sql.scan(report, "launches", consume, table=RUNTIME, progress=progress)
+        query = "launches" if calls is None else "calls"
+        sql.scan(report, query, consume, table=RUNTIME, progress=progress)
     else:
         ids = json.dumps(np.unique(only).tolist())
         sql.scan(report, "launches_of", consume, table=RUNTIME, progress=progress, ids=ids)
@@ -525,46 +543,64 @@ def _split(
     return HostRanges(ranges, operations, skipped, dropped, threadless)
 
 
-def read_calls(
-    report: Report, processes: Codes, progress: Callable[[int], None] | None = None
-) -> pl.DataFrame:
-    """Every runtime and driver call of the profiled processes (schema.CALLS, process = code, unaligned)."""
-    gathered = Gathered()
+class CallRows:
+    """Every runtime and driver call of the processes that did GPU work, as the table of calls is read.
 
-    def consume(part: int, rows: pl.DataFrame) -> None:
-        file = report.name
-        start = integers(rows, "start_ns", np.int64, file)
-        end = integers(rows, "end_ns", np.int64, file)
-        thread = integers(rows, "thread", np.int64, file, null=_NOBODY)
-        code = processes_of(thread, processes)
-        good = plausible(start, end) & (code >= 0)
-        gathered.add(
-            part,
-            {
-                "process": code[good],
-                "thread": (thread & THREAD_MASK)[good],
-                "start_ns": start[good],
-                "end_ns": end[good],
-                "name": integers(rows, "name_id", np.int64, file)[good],
-                "correlation": integers(rows, "correlation", np.int64, file, null=NONE)[good],
-            },
+    Args:
+        report: the export.
+    """
+
+    _FIELDS: Mapping[str, type[np.generic]] = {
+        "process": np.int32,
+        "thread": np.int32,
+        "start_ns": np.int64,
+        "end_ns": np.int64,
+        "name": np.int32,
+        "correlation": np.int64,
+    }
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._names = Ids(0)
+        self._columns = Bulk(
+            sql.row_ranges(report, RUNTIME), self._FIELDS, report.name, sql.most_rows(report)
         )
 
-    sql.scan(report, "calls", consume, table=RUNTIME, progress=progress)
-    name = gathered.column("name", np.int64)
-    distinct, inverse = np.unique(name, return_inverse=True)
-    texts = strings(report, distinct)
-    spelled = pl.Series([api_name(texts.get(int(number), "unknown")) for number in distinct], dtype=pl.String)
-    return pl.DataFrame(
-        {
-            "process": gathered.column("process", np.int32),
-            "thread": gathered.column("thread", np.int64),
-            "start_ns": gathered.column("start_ns", np.int64),
-            "end_ns": gathered.column("end_ns", np.int64),
-            "name": spelled.gather(inverse) if distinct.size else pl.Series([], dtype=pl.String),
-            "correlation": gathered.column("correlation", np.int64),
-        }
-    )
+    def add(
+        self, part: int, rows: pl.DataFrame, kept: NDArray[np.int64], columns: Mapping[str, Column]
+    ) -> None:
+        """The rows of a batch that are kept; all their columns but the name have been read."""
+        if kept.size:
+            named = self._names.encode(integers(rows, "name_id", np.int64, self._report.name))
+            self._columns.add(
+                part,
+                {name: (named if name == "name" else columns[name])[kept] for name in self._FIELDS},
+            )
+
+    def frame(self, first_process: int, shift_ns: int) -> pl.DataFrame:
+        """``schema.CALLS``; the rows are handed over.
+
+        Args:
+            first_process: number of the report's first process among those of all reports.
+            shift_ns: from the report's times to the axis of all reports.
+        """
+        columns = {name: self._columns.column(name) for name in self._FIELDS}
+        columns["process"] += np.int32(first_process)
+        for name in ("start_ns", "end_ns") if shift_ns else ():
+            columns[name] += shift_ns
+        texts = strings(self._report, np.asarray(self._names.values, dtype=np.int64))
+        spelled = [api_name(texts.get(number, "unknown")) for number in self._names.values]
+        named = pl.Series(spelled, dtype=pl.Categorical).gather(shared(columns.pop("name")))
+        return schema.CALLS.check(
+            pl.DataFrame({"name": named, **{name: shared(values) for name, values in columns.items()}})
+        )
+
+
+def read_calls(report: Report, processes: Codes) -> CallRows:
+    """Every runtime and driver call of the processes that did GPU work, where no launches are sought among them."""
+    calls = CallRows(report)
+    read_launches(report, processes, None, calls=calls)
+    return calls
 
 
 def read_records(report: Report, processes: Codes) -> pl.DataFrame:

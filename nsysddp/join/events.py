@@ -21,6 +21,8 @@ from nsysddp.model.trace import in_parallel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nsysddp.join.clocks import Clock
+
 CLASS_CODES = {name: code for code, name in enumerate(schema.CLASSES)}
 """Class of an event to its code in ``Events.class_code``."""
 
@@ -56,6 +58,7 @@ class Events:
         self.parts, self.ranks, self.rules = parts, ranks, rules
         self.notes, self.progress = notes, progress
         self._calls: host.Launches | None = None
+        self._kept: dict[int, host.CallRows] = {}
         self._sought: NDArray[np.int64] | None = None
         self.names, name_of = self._names()
         self.columns, self.rank = self._ordered(name_of, keep_rows=keep_rows)
@@ -152,11 +155,12 @@ class Events:
         self._rows = np.concatenate(rows_in) if keep_rows else np.empty(0, dtype=np.int64)
         return ordered, rank
 
-    def read_launches(self, sought: NDArray[Any] | None) -> None:
+    def read_launches(self, sought: NDArray[Any] | None, *, keep_calls: bool = False) -> None:
         """Read the launch calls of all events, or of those that are sought, on the anchored axis.
 
         Args:
             sought: rows of the events whose launches are needed; None: all of them.
+            keep_calls: remember all other calls too, for ``call_frame``; the table is long and read once.
         """
         columns = self.columns["correlation"] if sought is None else self.columns["correlation"][sought]
         rank_of = self.rank if sought is None else self.rank[sought]
@@ -171,16 +175,30 @@ class Events:
                     first, last = rows_of(rank_of, lane.rank or 0)
                     lanes.append((lane.process - part.first_process, first, columns[first:last]))
             table = host.LaunchTable(lanes, self._calls, len(part.processes.values))
+            kept = host.CallRows(part.report) if keep_calls and sought is None else None
+            if kept is not None:
+                self._kept[number] = kept
             dropped, nobodys = host.read_launches(
                 part.report,
                 part.processes,
                 table,
                 counted(self.progress, f"{part.report.name}: launch calls"),
                 only=None if sought is None else np.concatenate([correlation for _, _, correlation in lanes]),
+                calls=kept,
             )
             table.finish(part.shift)
             self.notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
             self.notes.warn("calls_without_thread", nobodys, threadless("API calls", RUNTIME))
+
+    def call_frame(self, offsets: Mapping[int, Clock]) -> pl.DataFrame:
+        """``schema.CALLS``, on the aligned axis; calls that were not kept with the launches are read now."""
+        made = []
+        for number, part in enumerate(self.parts):
+            calls = self._kept.pop(number, None)
+            if calls is None:
+                calls = host.read_calls(part.report, part.processes)
+            made.append(calls.frame(part.first_process, part.shift + offsets[part.clock].offset_ns))
+        return made[0] if len(made) == 1 else pl.concat(made, rechunk=True)
 
     def launches_of(self, rows: NDArray[Any]) -> host.Launches:
         """The launches of some events, on the anchored axis; unknown where they were not sought."""

@@ -148,7 +148,7 @@ class _Run:
         events = Events(self.parts, ranks, self.rules, self.notes, self.progress, keep_rows=shapes)
         if any(RUNTIME in part.report.tables for part in self.parts):
             if launches:
-                events.read_launches(None)
+                events.read_launches(None, keep_calls=host_calls)
             elif operations.height:  # NCCL's calls are all that launches are needed for
                 events.read_launches(events.may_communicate())
         events.count_copies_of_nccl(operations)
@@ -183,7 +183,7 @@ class _Run:
             other_ranges=named.other_ranges(step_pattern, phases),
             launches=events.launch_frame(offset_of_rank),
             shapes=events.shapes() if shapes else None,
-            calls=table(host.read_calls, schema.CALLS),
+            calls=events.call_frame(offsets) if host_calls else None,
             records=table(host.read_records, schema.RECORDS),
             syncs=table(host.read_syncs, schema.SYNCS),
             metrics=sampled_metrics(self.parts, ranks, offsets) if metrics else None,

@@ -373,10 +373,10 @@ CALLS = _table(
     "one CUDA runtime or driver call",
     [
         ("process", pl.Int32(), "row of the processes frame"),
-        ("thread", INT, "calling thread"),
+        ("thread", pl.Int32(), "id of the calling thread inside its process"),
         ("start_ns", INT, "start"),
         ("end_ns", INT, "end"),
-        ("name", TEXT, "API name without its version suffix"),
+        ("name", pl.Categorical(), "API name without its version suffix"),
         ("correlation", INT, "id that links it to GPU events of the process; -1 if none"),
     ],
 )
@@ -425,8 +425,8 @@ SHAPES = _table(
     "shapes",
     "launch shape of the event in the same row of EVENTS (null for copies and graphs)",
     [
-        ("grid", TEXT, "grid dimensions as XxYxZ"),
-        ("block", TEXT, "block dimensions as XxYxZ"),
+        ("grid", pl.Categorical(), "grid dimensions as XxYxZ"),
+        ("block", pl.Categorical(), "block dimensions as XxYxZ"),
     ],
 )
 

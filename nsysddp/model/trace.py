@@ -158,6 +158,19 @@ class Trace:
         first, last = self.rows_of(rank)
         return self.events.slice(first, last - first)
 
+    def call_names(self, rows: np.ndarray) -> pl.Series:
+        """API names of some calls, by their rows in ``calls``."""
+        assert self.calls is not None
+        names: pl.Series = self.calls["name"].gather(rows).cast(pl.String)
+        return names
+
+    def calls_named(self, chosen: Callable[[str], bool]) -> np.ndarray:
+        """For each call: is its API name one of those that are chosen? Every name is looked at once."""
+        assert self.calls is not None
+        names = self.calls["name"].unique().drop_nulls()
+        yes = names.filter(pl.Series([chosen(name) for name in names.cast(pl.String)], dtype=pl.Boolean))
+        return self.calls["name"].is_in(yes.implode()).fill_null(False).to_numpy()
+
     def is_class(self, rank: int, classes: Iterable[str]) -> np.ndarray:
         """For each of the rank's events: is it of one of these classes?"""
         first, last = self.rows_of(rank)

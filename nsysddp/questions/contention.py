@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.queues import event_queues
+from nsysddp.dependencies.queues import ahead_in_queue
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
@@ -37,6 +37,8 @@ from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from nsysddp.model.intervals import Intervals
@@ -101,15 +103,20 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     trace = context.trace
     if trace.shapes is None:
         raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
-    kernels = executions(context)
+    work = _Work.of(trace)
     transfers = _transfers(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
     decomposition = overlap.overlap_table(trace, context.attribution, context.windows, context.splits)
     for rank in trace.rank_numbers:
         windows = decomposition.filter(pl.col("rank") == rank)
-        mine = kernels.filter(pl.col("rank") == rank)
-        compared = _compare(mine, np.random.default_rng([seed, rank, 0]), resamples)
+        mine = _kernels(context, rank, work)
+        compared = _compare(
+            mine,
+            np.random.default_rng([seed, rank, 0]),
+            resamples,
+            lambda some: _described(context, some, work),
+        )
         tables.append(_table(mine, compared, COMPUTE, windows.height))
         steps.append(_per_window(context, rank, windows, mine, compared))
         ours = transfers.filter(pl.col("rank") == rank)
@@ -142,41 +149,77 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
 
 def executions(context: Context) -> pl.DataFrame:
     """Every compute and spin kernel with its group, duration and time beside communication."""
+    work = _Work.of(context.trace)
+    parts: list[pl.DataFrame] = []
+    groups = 0
+    for rank in context.trace.rank_numbers:
+        kernels = _kernels(context, rank, work)
+        described = _described(context, kernels, work).drop("rank")
+        parts.append(pl.concat([kernels.with_columns(pl.col("group") + groups), described], how="horizontal"))
+        groups += int(kernels["group"].max() or 0) + 1  # type: ignore[arg-type]
+    return pl.concat(parts)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of every event a number that tells name, grid and block apart, and the event ahead of it in its queue."""
+
+    shape: Ints
+    ahead: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Work:
+        """The work of a trace loaded with shapes."""
+        assert trace.shapes is not None
+        grid, block = _codes(trace.shapes["grid"]), _codes(trace.shapes["block"])
+        return cls(_combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace))
+
+
+def _kernels(context: Context, rank: int, work: _Work) -> pl.DataFrame:
+    """Every compute and spin kernel of a rank with its group, duration and time beside communication."""
     trace = context.trace
-    assert trace.shapes is not None
-    events = trace.events
+    first, last = trace.rows_of(rank)
+    events, here = trace.events_of(rank), slice(first, last)
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    chosen = events["class"].is_in(["compute", "spin"]).to_numpy() & (end > start) & context.keep
-    shapes = _combined(events["name"].to_numpy(), _codes(trace.shapes["grid"]), _codes(trace.shapes["block"]))
-    shape = np.unique(shapes, return_inverse=True)[1]
-    ahead = _ahead(trace)
-    names = trace.names["text"]
-    rows = np.flatnonzero(chosen)
-    before = ahead[rows]
-    after = np.where(before >= 0, events["name"].to_numpy()[before], -1)
-    after_shape = np.where(before >= 0, shape[before], -1)
-    phases = context.attribution.phase_names()
-    group = _combined(events["rank"].to_numpy()[rows], _codes(phases)[rows], shape[rows], after_shape + 1)
+    chosen = trace.is_class(rank, ["compute", "spin"]) & (end > start) & context.keep[here]
+    within = np.flatnonzero(chosen)
+    rows = first + within
+    ahead = work.ahead[rows]
+    shape, after = np.split(_dense(work.shape[np.concatenate([rows, ahead])]), 2)
+    phase = np.append(_codes(context.attribution.phases["phase"]), 0)[context.attribution.phase_range[rows]]
+    group = _dense(_combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
+    start, duration = start[within], (end - start)[within]
     return pl.DataFrame(
         {
-            "rank": events["rank"].gather(rows).cast(pl.Int64),
+            "rank": np.full(rows.size, rank, dtype=np.int64),
             "row": rows,
             "group": group,
-            "after_name": after,
-            "start_ns": start[rows],
-            "duration_ns": end[rows] - start[rows],
-            "beside_ns": _beside(trace, rows, start[rows], end[rows], ("communication",)),
-            "steady": ~_warm(context)[rows],
+            "start_ns": start,
+            "duration_ns": duration,
+            "beside_ns": trace.union(rank, ["communication"]).length_within(start, start + duration),
+            "steady": ~_warm(context, rank)[within],
         }
-    ).with_columns(
-        phase=phases.gather(rows),
-        name=names.gather(events["name"].gather(rows)),
-        grid=trace.shapes["grid"].gather(rows),
-        block=trace.shapes["block"].gather(rows),
-        after=names.gather(
-            pl.select(pl.when(pl.lit(pl.Series(after)) >= 0).then(pl.lit(pl.Series(after)))).to_series()
-        ),
-        bytes=pl.lit(None, pl.Int64),
+    )
+
+
+def _described(context: Context, kernels: pl.DataFrame, work: _Work) -> pl.DataFrame:
+    """What some kernels are: ``rank``, ``phase``, ``name``, ``grid``, ``block``, ``after``, ``bytes``."""
+    trace = context.trace
+    assert trace.shapes is not None
+    rows = kernels["row"].to_numpy()
+    name, text = trace.events["name"].to_numpy(), trace.names["text"]
+    ahead = work.ahead[rows]
+    after = np.where(ahead >= 0, name[ahead], -1)
+    return pl.DataFrame(
+        {
+            "rank": kernels["rank"],
+            "phase": context.attribution.phase_names(rows),
+            "name": text.gather(name[rows]),
+            "grid": trace.shapes["grid"].gather(rows).cast(pl.String),
+            "block": trace.shapes["block"].gather(rows).cast(pl.String),
+            "after": text.gather(pl.Series(after).replace(-1, None)),
+            "bytes": pl.repeat(None, rows.size, dtype=pl.Int64, eager=True),
+        }
     )
 
 
@@ -199,11 +242,10 @@ def _transfers(context: Context) -> pl.DataFrame:
             "rank": known["rank"],
             "row": rows,
             "group": group,
-            "after_name": np.full(rows.size, -1),
             "start_ns": start,
             "duration_ns": end - start,
             "beside_ns": _beside(trace, rows, start, end, ("compute", "spin")),
-            "steady": ~_warm(context)[rows],
+            "steady": ~np.concatenate([_warm(context, rank) for rank in trace.rank_numbers])[rows],
         }
     ).with_columns(
         phase=phase,
@@ -215,12 +257,24 @@ def _transfers(context: Context) -> pl.DataFrame:
     )
 
 
-def _codes(texts: pl.Series) -> Ints:
+def _codes(texts: pl.Series) -> NDArray[Any]:
     """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
-    known = pl.Enum(texts.drop_nulls().unique().sort())
-    codes = texts.cast(pl.String).cast(known).to_physical().cast(pl.Int64) + 1
-    numbers: Ints = codes.fill_null(0).to_numpy()
-    return numbers
+    distinct = texts.unique().drop_nulls().cast(pl.String).sort()
+    if texts.dtype == pl.Categorical:
+        place = distinct.cast(pl.Categorical).to_physical().to_numpy()
+        table = np.zeros(int(place.max(initial=0)) + 2, dtype=np.int32)
+        table[place] = np.arange(1, place.size + 1)
+        numbers: NDArray[Any] = table[texts.to_physical().fill_null(table.size - 1).to_numpy()]
+        return numbers
+    codes = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64) + 1
+    numbers_of: NDArray[Any] = codes.fill_null(0).to_numpy()
+    return numbers_of
+
+
+def _dense(values: Ints) -> Ints:
+    """The place of each value among the distinct ones."""
+    distinct = np.sort(pl.Series(values).unique().to_numpy())
+    return np.searchsorted(distinct, values).astype(np.int64)
 
 
 def _combined(*columns: NDArray[Any]) -> Ints:
@@ -229,16 +283,6 @@ def _combined(*columns: NDArray[Any]) -> Ints:
     for column in columns:
         number = number * (int(column.max(initial=0)) + 1) + column
     return number
-
-
-def _ahead(trace: Trace) -> Ints:
-    """For each event the one ahead of it in its queue, -1 for the first."""
-    queue = event_queues(trace)
-    order = np.lexsort((trace.events["start_ns"].to_numpy(), queue))
-    ahead = np.full(order.size, -1, dtype=np.int64)
-    same = queue[order[1:]] == queue[order[:-1]]
-    ahead[order[1:][same]] = order[:-1][same]
-    return ahead
 
 
 def _beside(trace: Trace, rows: Ints, start: Ints, end: Ints, classes: tuple[str, ...]) -> Ints:
@@ -251,15 +295,12 @@ def _beside(trace: Trace, rows: Ints, start: Ints, end: Ints, classes: tuple[str
     return beside
 
 
-def _warm(context: Context) -> NDArray[np.bool_]:
-    """Was the event launched in a warm-up step of its rank?"""
-    trace = context.trace
-    warm = np.zeros(trace.events.height, dtype=bool)
-    for rank in trace.rank_numbers:
-        steps = [w.step for w in context.every_window.windows if w.rank == rank and w.is_warmup]
-        first, last = trace.rows_of(rank)
-        warm[first:last] = np.isin(context.attribution.step[first:last], steps)
-    return warm
+def _warm(context: Context, rank: int) -> NDArray[np.bool_]:
+    """Was the event launched in a warm-up step, of each event of a rank?"""
+    warm = {w.step for w in context.every_window.windows if w.rank == rank and w.is_warmup}
+    first, last = context.trace.rows_of(rank)
+    flags: NDArray[np.bool_] = np.isin(context.attribution.step[first:last], list(warm))
+    return flags
 
 
 # --- comparison ---------------------------------------------------------------------------------------------
@@ -282,11 +323,23 @@ class _Compared:
     place: Ints
 
 
-def _compare(executions: pl.DataFrame, rng: np.random.Generator, resamples: int) -> _Compared:
-    """Ratio of medians of every group with its bootstrap interval."""
+def _compare(
+    executions: pl.DataFrame,
+    rng: np.random.Generator,
+    resamples: int,
+    describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
+) -> _Compared:
+    """Ratio of medians of every group with its bootstrap interval.
+
+    Args:
+        executions: of one rank and side.
+        rng: of the draws.
+        resamples: how many draws.
+        describe: what some of them are, where they do not say it themselves.
+    """
     beside, duration = executions["beside_ns"].to_numpy(), executions["duration_ns"].to_numpy()
     steady = executions["steady"].to_numpy()
-    group = np.unique(executions["group"].to_numpy(), return_inverse=True)[1].ravel().astype(np.int64)
+    group = _dense(executions["group"].to_numpy())
     size = int(group.max()) + 1 if group.size else 0
     alone = steady & (beside == 0)
     accompanied = steady & (beside >= ACCOMPANIED_SHARE * duration) & (beside > 0)
@@ -316,8 +369,10 @@ def _compare(executions: pl.DataFrame, rng: np.random.Generator, resamples: int)
 
     first = np.full(size, 0, dtype=np.int64)
     first[group[::-1]] = np.arange(group.size)[::-1]
+    firsts = executions[first]
     groups = (
-        executions.select("rank", "phase", "name", "grid", "block", "after", "bytes")[first]
+        (firsts if describe is None else describe(firsts))
+        .select("rank", "phase", "name", "grid", "block", "after", "bytes")
         .with_columns(
             alone=pl.Series(without.count),
             accompanied=pl.Series(beside_them.count),

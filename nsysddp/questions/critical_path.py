@@ -18,7 +18,9 @@ Source: ``docs/definitions.md``, critical path.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from nsysddp.questions.context import Context
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
     Per = Literal["step", "capture"]
 
 TIE_NS = 50 * NS_PER_US
@@ -309,7 +312,7 @@ def _answer(
         [{"name": name, "count": graph.counts[name], "meaning": text} for name, text in EVIDENCE.items()]
     )
     tables = {
-        "critical_path": PATH.check(pieces),
+        "critical_path": pieces,
         "critical_path_step": PATH_STEP.check(steps),
         "critical_path_kind": PATH_KIND.check(kinds),
         "critical_path_cause": PATH_CAUSE.check(causes),
@@ -434,39 +437,67 @@ def _windows(
 # --- the walk, and the pieces that it leaves ------------------------------------------------------------------
 
 
-def _walk(begin: memoryview, before: memoryview, walks: _Walks) -> tuple[Ints, Ints]:
+def _walk(graph: Graph, walks: _Walks, *, across: bool) -> tuple[Rows, Ints]:
     """Nodes along every path in order of time, and the path of each.
 
     A path begins with the node that is the last to begin at or before its window, or that has no predecessor. This
     is the only loop over nodes in the analysis, and it visits only those on paths.
     """
-    nodes: list[int] = []
+    begin, ready = memoryview(graph.begin.data), memoryview(graph.ready.data)
+    before, last = memoryview(graph.before.data), memoryview(graph.last.data)
+    events = graph.events if across else 0  # of these a path over all ranks may leave the rank
+    nodes = array("i")
     lengths: list[int] = []
     for node, stop in zip(reversed(walks.event.tolist()), reversed(walks.start.tolist()), strict=True):
         size = len(nodes)
         at = node
         while at >= 0:
             nodes.append(at)
-            if begin[at] <= stop:
-                break
-            at = before[at]
+            if at < events and last[at] != at:
+                if ready[at] <= stop:
+                    break
+                at = last[at]
+            else:
+                if begin[at] <= stop:
+                    break
+                at = before[at]
             if len(nodes) - size > len(begin):
                 raise AnalysisError("the dependency graph has a cycle")
         lengths.append(len(nodes) - size)
     lengths.reverse()
-    return np.asarray(nodes, dtype=np.int64)[::-1], np.repeat(np.arange(len(lengths)), lengths)
+    return np.frombuffer(nodes, dtype=np.int32)[::-1], np.repeat(np.arange(len(lengths)), lengths)
 
 
 _GAP, _WAIT, _ACTIVITY = 0, 1, 2
 """The up to three pieces of a node, in order of time: waiting to begin, waiting for peers, and what it did."""
 
 
+_NODES_AT_A_TIME = 1 << 18
+"""Nodes of paths that become pieces together: what is known of each takes ten times its memory."""
+
+
 def _paths(
     graph: Graph, launched: Attribution, walks: _Walks, *, across: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pieces and one summary row per path."""
-    begin, before, edge = graph.across if across else (graph.begin, graph.before, graph.edge)
-    nodes, path = _walk(memoryview(begin.data), memoryview(before.data), walks)
+    nodes, path = _walk(graph, walks, across=across)
+    ends = np.append(np.flatnonzero(path[1:] != path[:-1]) + 1, path.size)
+    # Where the first path ends that reaches the next multiple: paths stay whole.
+    wanted = np.arange(_NODES_AT_A_TIME, path.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
+    cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
+    pieces, summed = [], []
+    for first, last in pairwise([0, *(cuts or [0])]):
+        made, sums = _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
+        pieces.append(made)
+        summed.append(sums)
+    return pl.concat(pieces), _summarise(pl.concat(summed), walks, launched.steps)
+
+
+def _pieces(
+    graph: Graph, launched: Attribution, walks: _Walks, nodes: Rows, path: Ints, *, across: bool
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """``PATH`` of some whole paths, and their sums (see ``_sums``)."""
+    begin, edge = graph.at(nodes, across=across)
     is_event = nodes < graph.events
     stop, top = walks.start[path], walks.end[path]
     is_tail = np.ones(nodes.size, dtype=bool)  # the last event of its path
@@ -474,9 +505,8 @@ def _paths(
     is_head = np.roll(is_tail, 1)
 
     # A node's time is cut where its successor began, and at the window's edges.
-    opened = begin[nodes]
-    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(opened, -1)))
-    opened, closed = np.maximum(opened, stop), np.maximum(closed, stop)
+    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(begin, -1)))
+    opened, closed = np.maximum(begin, stop), np.maximum(closed, stop)
     split = opened.copy()
     split[is_event] = np.clip(graph.ready[nodes[is_event]], opened[is_event], closed[is_event])
     idle_from = np.where(is_head, stop, np.minimum(np.roll(closed, 1), opened))
@@ -485,7 +515,7 @@ def _paths(
     high = np.stack([opened, split, closed], axis=1)
     node_at, slot = np.nonzero(high > low)
     start, end = low[node_at, slot], high[node_at, slot]
-    _assert_tiling(walks, path[node_at], start, end)
+    _assert_tiling(walks, path[is_tail], path[node_at], start, end)
 
     facts = _facts(graph, launched, nodes, edge).with_columns(path=path)
     hops = (
@@ -508,18 +538,19 @@ def _paths(
     pieces = pieces.with_columns(
         path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
     ).with_columns(_named_step(launched.steps))
-    return pieces, _summarise(facts, pieces, walks, launched.steps)
+    return PATH.check(pieces), _sums(facts, pieces)
 
 
-def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
-    """The pieces of every path follow each other without gap or overlap from its window's start to its end."""
+def _assert_tiling(walks: _Walks, paths: Ints, path: Ints, start: Ints, end: Ints) -> None:
+    """The pieces of each of these paths follow each other without gap or overlap from its window's start to its end."""
     same = path[1:] == path[:-1]
-    total = np.bincount(path, weights=end - start, minlength=walks.step.size).astype(np.int64)
     heads = np.flatnonzero(np.concatenate([[True], ~same])) if path.size else path
+    tails = np.append(heads[1:], path.size) - 1 if path.size else path
     if (
-        np.any(end[:-1][same] != start[1:][same])
+        not np.array_equal(path[heads], paths)
+        or np.any(end[:-1][same] != start[1:][same])
         or np.any(start[heads] != walks.start[path[heads]])
-        or np.any(total != walks.end - walks.start)
+        or np.any(end[tails] != walks.end[path[tails]])
     ):
         raise AnalysisError("the pieces of a critical path do not tile its window")
 
@@ -527,7 +558,7 @@ def _assert_tiling(walks: _Walks, path: Ints, start: Ints, end: Ints) -> None:
 _PLACE = ("rank", "stream", "thread", "name", "event", "launched_step", "phase", "bucket")
 
 
-def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.uint8]) -> pl.DataFrame:
+def _facts(graph: Graph, launched: Attribution, nodes: Rows, edge: NDArray[np.uint8]) -> pl.DataFrame:
     """What is known of each node along the paths, one row per node: rank, place, name, step, phase, bucket."""
     trace = graph.trace
     is_event = nodes < graph.events
@@ -550,9 +581,9 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
         parts.append(
             pl.DataFrame(
                 {
-                    "rank": graph.lines.rank[call].astype(np.int64),
-                    "thread": graph.lines.thread[call],
-                    "name": trace.calls["name"].gather(graph.lines.row[call]),
+                    "rank": graph.lines.ranks_of(call).astype(np.int64),
+                    "thread": graph.lines.threads_of(call).astype(np.int64),
+                    "name": trace.call_names(graph.lines.row[call]),
                     "synchronised": (graph.edge[nodes[~is_event]] == Edge.SYNC),
                 }
             )
@@ -565,7 +596,7 @@ def _facts(graph: Graph, launched: Attribution, nodes: Ints, edge: NDArray[np.ui
     led_to = nodes.copy()
     led_to[~is_event] = graph.lines.leads_to[call]
     led_to = pl.Series(led_to).replace(-1, None)
-    hung = edge[nodes].astype(np.int64)
+    hung = edge.astype(np.int64)
     return (
         pl.concat(parts, how="diagonal")[place]
         .with_columns(
@@ -635,7 +666,7 @@ def _queued(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
     return pieces.with_columns(kind=pl.when(pl.Series(queued)).then(pl.lit("queued", KIND)).otherwise("kind"))
 
 
-def _buckets(trace: Trace, event: Ints) -> pl.Series:
+def _buckets(trace: Trace, event: Rows) -> pl.Series:
     """DDP bucket of each communication event: the bucket range of its launching thread around its launch."""
     found = np.full(event.size, -1, dtype=np.int64)
     marks = [
@@ -666,7 +697,7 @@ def _buckets(trace: Trace, event: Ints) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(found)) >= 0).then(pl.lit(pl.Series(found)))).to_series()
 
 
-def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: pl.DataFrame) -> pl.DataFrame:
+def _sums(facts: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     """One row per path, from its nodes (``facts``) and its pieces."""
     duration = pl.col("end_ns") - pl.col("start_ns")
     own = pieces.group_by("path").agg(
@@ -679,6 +710,11 @@ def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: 
         thread_hops=pl.col("is_hop").sum().cast(pl.Int64),
         ambiguous_launches=pl.col("ambiguous").fill_null(False).sum().cast(pl.Int64),
     )
+    return own.join(counts, on="path", how="full", coalesce=True)
+
+
+def _summarise(sums: pl.DataFrame, walks: _Walks, names: pl.DataFrame) -> pl.DataFrame:
+    """One row per path."""
     return (
         pl.DataFrame(
             {
@@ -691,8 +727,7 @@ def _summarise(facts: pl.DataFrame, pieces: pl.DataFrame, walks: _Walks, names: 
         )
         .with_row_index("path")
         .with_columns(pl.col("path").cast(pl.Int64))
-        .join(own, on="path", how="left", maintain_order="left")
-        .join(counts, on="path", how="left", maintain_order="left")
+        .join(sums, on="path", how="left", maintain_order="left")
         .with_columns(
             path_ns=pl.col("window_end_ns") - pl.col("window_start_ns"),
         )
@@ -733,7 +768,8 @@ def _grade(trace: Trace) -> str:
     """How much the path can rest on, from what the capture holds."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
         return "gpu_only"
-    used = trace.calls["name"].str.contains(r"^(cuda|cu)(StreamWaitEvent|EventRecord)").any()
+    names = trace.calls["name"].unique().cast(pl.String)
+    used = names.str.contains(r"^(cuda|cu)(StreamWaitEvent|EventRecord)").any()
     recorded = trace.records is not None and trace.records["sync_id"].is_not_null().any()
     return "no_events" if used and not recorded else "full"
 

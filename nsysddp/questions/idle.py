@@ -275,9 +275,9 @@ def _allocating_and_copying(graph: Graph) -> tuple[Flags, Flags]:
     if graph.trace.calls is None:
         nothing = np.empty(0, dtype=bool)
         return nothing, nothing
-    names = graph.trace.calls["name"].gather(graph.lines.row)
-    copying = [name for name in names.drop_nulls().unique() if blocking_kind(name) >= Blocking.COPY]
-    return is_allocation(names), names.is_in(copying).fill_null(False).to_numpy()
+    rows = graph.lines.row
+    copies = graph.trace.calls_named(lambda name: blocking_kind(name) >= Blocking.COPY)
+    return graph.trace.calls_named(lambda name: bool(is_allocation(pl.Series([name]))[0]))[rows], copies[rows]
 
 
 def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints, source: Ints) -> Ints:
@@ -287,10 +287,8 @@ def _by_what_was_awaited(trace: Trace, graph: Graph, cause: Ints, awaited: Ints,
     called = np.zeros(cause.size, dtype=bool)
     known = np.flatnonzero(source >= 0)
     if known.size:
-        assert trace.calls is not None
-        names = trace.calls["name"].gather(graph.lines.row[source[known]])
-        copying = [name for name in names.drop_nulls().unique() if blocking_kind(name) >= Blocking.COPY]
-        called[known] = names.is_in(copying).fill_null(False).to_numpy()
+        copies = trace.calls_named(lambda name: blocking_kind(name) >= Blocking.COPY)
+        called[known] = copies[graph.lines.row[source[known]]]
     memory = (waits & (kinds == "memory").to_numpy()) | ((cause == _SYNCHRONISED) & called)
     return np.select([waits & (kinds == "communication").to_numpy(), memory], [_COMM, _MEMORY], cause)
 

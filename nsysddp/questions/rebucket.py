@@ -320,14 +320,14 @@ def _backward_start(context: Context, rank: int, step: int, before: int) -> int:
 
 def _around(context: Context, graph: Graph, mine: Ints, call: int, launching: NDArray[np.bool_]) -> Ints:
     """Without annotation: the launch with the queue operations directly around it on its thread."""
-    assert context.trace.calls is not None
-    names = context.trace.calls["name"]
+    calls = context.trace.calls
+    assert calls is not None
     at = int(np.searchsorted(mine, call))
 
     def belongs(place: int) -> bool:
         if not 0 <= place < mine.size or launching[mine[place]]:
             return False
-        name = names[int(graph.lines.row[mine[place]])] or ""
+        name = calls["name"][int(graph.lines.row[mine[place]])] or ""
         return any(word in name for word in _QUEUE_CALLS)
 
     first = last = at

@@ -78,12 +78,10 @@ def _named(context: Context, cut: pl.DataFrame, blocking: NDArray[np.int64]) -> 
     phases[spent] = host_phases(context, rank[spent], start[spent], end[spent]).to_numpy()
     names = cut["name"].to_numpy().copy()
     if calls.size:
-        assert context.trace.calls is not None
-        names[calls] = context.trace.calls["name"].gather(lines.row[blocking[calls]]).to_numpy()
+        names[calls] = context.trace.call_names(lines.row[blocking[calls]]).to_numpy()
     copies = np.flatnonzero((blocking >= 0) & (cut["kind"] == "memory").to_numpy())
     if copies.size:
-        assert context.trace.calls is not None
-        called = context.trace.calls["name"].gather(lines.row[blocking[copies]])
+        called = context.trace.call_names(lines.row[blocking[copies]])
         how = np.where(called.str.contains("Async").fill_null(False).to_numpy(), " (pageable)", " (blocking)")
         names[copies] = [f"{name}{suffix}" for name, suffix in zip(names[copies], how, strict=True)]
     return cut.with_columns(

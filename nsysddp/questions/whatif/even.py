@@ -110,12 +110,11 @@ def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
 def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> None:
     """The same host time on all ranks: of calls, and between them; a costly call of one rank alone takes none."""
     trace, lines = model.context.trace, model.graph.lines
-    assert trace.calls is not None
     towards = np.flatnonzero(lines.leads_to >= 0)
     nodes = trace.events.height + towards
     calls = keyed[lines.leads_to[towards]].select("rank", *_BY_EVENT)
     calls = calls.with_columns(
-        call=trace.calls["name"].gather(lines.row[towards]),
+        call=trace.call_names(lines.row[towards]),
         duration=draft.duration[nodes],
         gap=draft.ahead_lag[nodes],
         waits=lines.awaited[towards] >= 0,
