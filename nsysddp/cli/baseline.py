@@ -9,13 +9,9 @@ import click
 
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.cli.runs import database_option, format_option
-from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsysddp.evidence.sources import Reading
-    from nsysddp.store.baselines import Baseline
+    pass
 
 
 @click.group(name="baseline", short_help="Named runs that later ones are checked against.")
@@ -37,8 +33,8 @@ def set_(name: str, request: Request, url: str | None) -> None:
     Each REPORT is one run, as in `nsysddp compare`: a report, a folder of `nsysddp capture` (or one that holds several,
     or the reports of all ranks), or run:N of the results database.
     """
-    from nsysddp.cli.compare import hashes_of, runs_of
     from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.sides import hashes_of, runs_of
     from nsysddp.store.baselines import set_baseline, steps_of
 
     reading = reading_of(request)
@@ -116,40 +112,3 @@ def delete(name: str, yes: bool, url: str | None) -> None:
     if not yes:
         click.confirm(f"Delete baseline {name} for good?", abort=True, err=True)
     delete_baseline(name, url=url)
-
-
-def baseline_for(name: str, reading: Reading, reports: Sequence[str], *, db: str | None) -> Baseline:
-    """The baseline that runs with this reading are compared with.
-
-    Args:
-        name: its name.
-        reading: how the runs are read.
-        reports: SHA-256 of their reports.
-        db: results database.
-
-    Raises:
-        UsageError: the baseline was read otherwise, or from one of the same reports.
-        EvidenceError: there is none of this name.
-    """
-    import nsysddp
-    from nsysddp.store.baselines import load_baseline
-
-    found = load_baseline(name, url=db)
-    wanted = reading.as_dict()
-    differing = sorted(key for key in {*wanted, *found.reading} if wanted.get(key) != found.reading.get(key))
-    if differing:
-        raise UsageError(
-            f"baseline {name} was read with other options ({', '.join(differing)})",
-            do="give the same ones, or set it again with these",
-        )
-    if set(found.reports) & set(reports):
-        raise UsageError(
-            f"a report given is one of baseline {name}: it would be compared with itself",
-            do="every repeat is a capture of its own",
-        )
-    if found.tool_version != nsysddp.__version__:
-        click.echo(
-            f"note: baseline {name} was analysed by nsysddp {found.tool_version}, these runs by {nsysddp.__version__}",
-            err=True,
-        )
-    return found

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsysddp.cli.compare import WithMany, spread
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.sides import WithMany, baseline_for, spread
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,8 +123,6 @@ def command(
     check_alike(base_sources, sources)
     others: Sequence[Run] = ()
     if against is not None:
-        from nsysddp.cli.baseline import baseline_for
-
         reports = [sha256_of(path) for source in sources for path in source.reports]
         others = baseline_for(against, reading, reports, db=db).runs
     runs = load_all(sources, reading)

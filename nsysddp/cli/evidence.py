@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from nsysddp.cli.check import gather as gather_claims
-from nsysddp.cli.compare import spread
 from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.sides import spread
 
 
 class WithCompare(click.Command):

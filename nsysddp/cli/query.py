@@ -43,7 +43,7 @@ def command(
 
     Columns hold what the export holds: process ids are packed (globalPid), texts can hold names and paths.
     """
-    from nsysddp.ingest import sql
+    from nsysddp.ingest import queries
 
     if name is None:
         _list()
@@ -51,7 +51,7 @@ def command(
     if show or report is None:
         if name.endswith(".sql"):
             raise UsageError("name the report on which to run the file", do="nsysddp query FILE.sql REPORT")
-        click.echo((sql.folder() / f"{sql.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
+        click.echo((queries.folder() / f"{queries.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
         return
     if form == "parquet" and out is None:
         raise UsageError("parquet is no text", do="give --out FILE")
@@ -65,14 +65,14 @@ def command(
 def _list() -> None:
     from rich.table import Table
 
-    from nsysddp.ingest import sql
+    from nsysddp.ingest import queries
     from nsysddp.render.text import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name in sql.names():
-        table.add_row(name, sql.get(name).question)
+    for name in queries.names():
+        table.add_row(name, queries.get(name).question)
     console().print(table)
 
 
