@@ -34,14 +34,15 @@ def set_(name: str, request: Request, url: str | None) -> None:
     or the reports of all ranks), or run:N of the results database.
     """
     from nsysddp.cli.reading import reading_of
-    from nsysddp.cli.sides import hashes_of, runs_of
+    from nsysddp.cli.sides import hashes_of, loaded, side_of
+    from nsysddp.evidence.sources import check_alike
     from nsysddp.store.baselines import set_baseline, steps_of
 
     reading = reading_of(request)
-    _, runs = runs_of((), request.reports, reading, db=url)
-    replaced = set_baseline(
-        name, runs, reading=reading.as_dict(), reports=hashes_of(request.reports, db=url), url=url
-    )
+    side = side_of(request.reports)
+    check_alike((), side.sources)
+    runs = loaded(side, reading, db=url)
+    replaced = set_baseline(name, runs, reading=reading.as_dict(), reports=hashes_of(side, db=url), url=url)
     counted = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {sum(map(steps_of, runs))} steps"
     click.echo(f"{'replaced' if replaced else 'set'} baseline {name.strip()}: {counted}", err=True)
 

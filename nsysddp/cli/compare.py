@@ -4,105 +4,110 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
-from nsysddp.cli.sides import STORED, WithMany, baseline_for, hashes_of, runs_of
+from nsysddp.cli.outputs import Outputs, output_options
+from nsysddp.cli.saying import say
+from nsysddp.cli.sides import AGAINST, against_option, hashes_of, keeper, loaded, other_runs, side_of
+from nsysddp.cli.words import Worded
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Mapping
+
+    from nsysddp.questions.compare import Comparison
+
+_TABLES = ("comparison", "account", "matrix", "unlike")
 
 
-@click.command("compare", cls=WithMany, short_help="Is the new side faster, how sure, and what changed?")
+def _schema() -> dict[str, Any]:
+    from nsysddp.render.compare import json_schema
+
+    return json_schema()
+
+
+@click.command(
+    "compare",
+    cls=Worded,
+    many=(AGAINST, "--with"),
+    old={"--plot": "-o"},
+    short_help="Is the new side faster, how sure, and what changed?",
+)
 @selection_options
-@click.option(
-    "--with",
-    "new",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="NEW...",
-    help="The other side: every value up to the next option.",
-)
-@click.option(
-    "--against",
-    metavar="NAME",
-    help="Compare the REPORTs with this baseline (nsysddp baseline) instead: they are then the new side.",
-)
+@against_option("What the REPORTs are compared with")
+@click.option("--with", "with_", multiple=True, type=click.Path(path_type=Path), hidden=True)
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
 )
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "markdown"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
-@click.option(
-    "--plot",
+    "-o",
+    "picture",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Picture: .png, .svg or .pdf.",
+    help="Draw it: .png, .svg or .pdf.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing picture.")
-@click.option("--save", is_flag=True, help="Keep the result of every run in the results database.")
-@click.option("--db", metavar="URL", help="Results database of run:N, --against and --save.")
+@output_options(_TABLES, "comparison", _schema)
 def command(
     request: Request,
-    new: tuple[Path, ...],
-    against: str | None,
+    against: tuple[str, ...],
+    with_: tuple[Path, ...],
     allow_unlike: bool,
-    form: str,
-    plot: Path | None,
-    force: bool,
-    save: bool,
-    db: str | None,
+    picture: Path | None,
+    outputs: Outputs,
 ) -> None:
-    """Is the side given --with faster than the base, how sure is that, and what in the step changed?
+    """Are the REPORTs faster than what they are compared with, how sure is that, and what in the step changed?
 
-    Each REPORT and each NEW is one run: a report, a folder of `nsysddp capture` (or one that holds several, or the
-    reports of all ranks), or run:N of the results database. Three runs a side are the least for a verdict: steps of
-    one run are not independent.
+    Each REPORT and each OTHER is one run: a report, a folder of `nsysddp capture` (or one that holds several, or the
+    reports of all ranks), or run:N of the results database. OTHER can also be one baseline (nsysddp baseline). Three
+    runs a side are the least for a verdict: steps of one run are not independent. --save keeps the result of every run.
 
     \b
-    nsysddp compare out/before-* --with out/after-*
-    nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
+    nsysddp compare out/after-* --against out/before-*
+    nsysddp compare run:8 run:9 run:10 --against run:3 run:4 run:5
     nsysddp compare out/after-* --against main
     """  # noqa: D301 (click's own mark)
     from nsysddp.cli.reading import inputs_of, reading_of
-    from nsysddp.evidence.sources import repeats
+    from nsysddp.evidence.sources import check_alike
     from nsysddp.questions.compare import compare
-    from nsysddp.render.compare import as_dict, draw_comparison, markdown, print_comparison
+    from nsysddp.render.compare import draw_comparison, markdown, print_comparison
     from nsysddp.render.files import check_file
     from nsysddp.render.text import console
-    from nsysddp.render.timeline import kind_of
-    from nsysddp.render.timeline import save as save_picture
+    from nsysddp.render.timeline import kind_of, save
 
-    if (against is None) == (not new):
-        raise UsageError("one other side is needed", do="give --with NEW... or --against NAME")
-    if plot is not None:
-        kind_of(plot)
-        files = [path for path in (*request.reports, *new) if not STORED.fullmatch(str(path))]
-        check_file(plot, force=force, inputs=inputs_of(request, repeats(files)))
+    if bool(against) == bool(with_):
+        raise UsageError("one other side is needed", do=f"give {AGAINST} OTHER...")
+    # --with, as it was called before, gave the new side.
+    values, others = (request.reports, against) if against else (with_, request.reports)
+    new, base = side_of(values), side_of(others, db=outputs.db, baselines=bool(against))
+    sources, base_sources = new.sources, base.sources
+    inputs = inputs_of(request, [*sources, *base_sources])
+    if picture is not None:
+        kind_of(picture)
+        check_file(picture, force=outputs.force, inputs=inputs)
+    outputs.check(inputs)
+    check_alike(base_sources, sources)
     reading = reading_of(request)
-    if against is None:
-        base_runs, new_runs = runs_of(request.reports, new, reading, db=db, save=save)
-    else:
-        baseline = baseline_for(against, reading, hashes_of(request.reports, db=db), db=db)
-        base_runs = list(baseline.runs)
-        _, new_runs = runs_of((), request.reports, reading, db=db, save=save)
-    found = compare(base_runs, new_runs, allow_unlike=allow_unlike)
-    if plot is not None:
-        save_picture(draw_comparison(found), plot, force=force)
-        say(f"wrote {plot}")
-    if form == "json":
-        click.echo(json.dumps(as_dict(found), ensure_ascii=False))
-    elif form == "markdown":
-        click.echo(markdown(found))
-    else:
-        print_comparison(found, console())
+    asked = reading.asked("compare", "compare", {"allow_unlike": allow_unlike}).as_dict()
+    keep = keeper(outputs.db, outputs.label) if outputs.save else None
+    base_runs = other_runs(base, reading, lambda: hashes_of(new, db=outputs.db), db=outputs.db, keep=keep)
+    found = compare(base_runs, loaded(new, reading, db=outputs.db, keep=keep), allow_unlike=allow_unlike)
+    if picture is not None:
+        save(draw_comparison(found), picture, force=outputs.force)
+        say(f"wrote {picture}")
+    outputs.give(
+        found.tables,
+        shown="comparison",
+        write=lambda stream: _write(found, asked, stream),
+        text=lambda: print_comparison(found, console()),
+        markdown=lambda: markdown(found),
+    )
+
+
+def _write(found: Comparison, asked: Mapping[str, Any], stream: TextIO) -> None:
+    """Write the document."""
+    from nsysddp.render.compare import document
+
+    stream.write(json.dumps(document(found, asked), ensure_ascii=False) + "\n")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.words import file_option
 from nsysddp.model.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "csv", "json", "parquet"]),
     default="text",
     show_default=True,
-    help="parquet needs --out.",
+    help="parquet needs -o.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of to stdout."
-)
+@file_option("Write there instead of to stdout.", required=False)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     name: str | None,
@@ -54,7 +53,7 @@ def command(
         click.echo((queries.folder() / f"{queries.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
         return
     if form == "parquet" and out is None:
-        raise UsageError("parquet is no text", do="give --out FILE")
+        raise UsageError("parquet is no text", do="give -o FILE")
     if out is not None:
         from nsysddp.render.files import check_file
 

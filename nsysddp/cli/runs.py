@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.words import file_option
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,9 +139,7 @@ def tag(run_ids: tuple[int, ...], added: tuple[str, ...], removed: tuple[str, ..
 @label_option
 @last_option
 @click.option("--rank", type=click.IntRange(min=0), help="Follow this rank instead of each run's worst one.")
-@click.option(
-    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .png, .svg or .pdf."
-)
+@file_option("Draw it: .png, .svg or .pdf.", required=False)
 @click.option("--force", is_flag=True, help="Overwrite the picture.")
 @format_option
 @database_option

@@ -3,106 +3,213 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.cli.emit import say
-from nsysddp.model.errors import UsageError
+from nsysddp.cli.saying import say
+from nsysddp.model.errors import EvidenceError, NotAReport, UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.evidence.sources import Reading
+    from nsysddp.evidence.sources import Loaded, Reading, Source
     from nsysddp.questions.compare.run import Run
     from nsysddp.store.baselines import Baseline
 
+AGAINST = "--against"
+"""The option that gives the other side, in every command that has one."""
 
-class WithMany(click.Command):
-    """A command whose ``--with`` takes every value up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat ``--with`` before each of its values, as click wants it."""
-        return super().parse_args(ctx, spread("--with", args))
+_STORED = re.compile(r"run:(\d{1,18})")
+_BASELINE = "baseline:"
 
 
-def spread(option: str, args: Sequence[str]) -> list[str]:
-    """``--with a b --x`` as ``--with a --with b --x``."""
-    made: list[str] = []
-    inside = False
-    for place, word in enumerate(args):
-        if word == option:
-            inside = True
-            following = args[place + 1 : place + 2]
-            if not following or following[0].startswith("-"):
-                made.append(word)  # click says that a value is missing
-        elif inside and not word.startswith("-"):
-            made += [option, word]
-        else:
-            inside = False
-            made.append(word)
-    return made
+def against_option(what: str) -> Callable[[Any], Any]:
+    """``--against OTHER...``: every value up to the next option is one run of the other side, or the one a baseline."""
+    return click.option(
+        AGAINST,
+        multiple=True,
+        metavar="OTHER...",
+        help=f"{what}: every value up to the next option.",
+    )
 
 
-STORED = re.compile(r"run:(\d{1,18})")
+@dataclass(frozen=True)
+class Side:
+    """One side as it was given.
+
+    Attributes:
+        files: reports and folders of captures.
+        kept: numbers of runs of the results database.
+        baseline: name of the baseline that is the whole side; None without.
+    """
+
+    files: tuple[Path, ...] = ()
+    kept: tuple[int, ...] = ()
+    baseline: str | None = None
+
+    @property
+    def sources(self) -> list[Source]:
+        """The runs that are files.
+
+        Raises:
+            NotAReport: there is no such file.
+        """
+        from nsysddp.evidence.sources import repeats
+
+        return repeats(self.files)
 
 
-def runs_of(
-    base: Sequence[Path], new: Sequence[Path], reading: Reading, *, db: str | None = None, save: bool = False
-) -> tuple[list[Run], list[Run]]:
-    """The runs of both sides, read from files or from the results database.
+def side_of(values: Sequence[str | Path], *, db: str | None = None, baselines: bool = False) -> Side:
+    """What the values of one side stand for.
+
+    ``run:N`` is a kept run and ``baseline:NAME`` a baseline. Anything else is a file or folder if it is there; one word
+    that is none and does not end as a report does is the name of a baseline.
+
+    Args:
+        values: as they were given.
+        db: results database.
+        baselines: may the side be a baseline?
 
     Raises:
-        UsageError: a stored run is asked for with options that it cannot follow, or a report is given twice.
+        UsageError: a baseline is given beside other runs, or one word is both a baseline and a file.
+        NotAReport: there is no such file.
     """
-    from nsysddp.evidence.sources import Reading, check_alike, load_one, read_capture, repeats
-
-    sides: list[list[Run]] = []
-    files = [[path for path in side if not STORED.fullmatch(str(path))] for side in (base, new)]
-    check_alike(repeats(files[0]), repeats(files[1]))
-    for side, paths in zip((base, new), files, strict=True):
-        made: list[Run] = []
-        for path in side:
-            stored = STORED.fullmatch(str(path))
-            if stored:
-                if reading != Reading():
-                    raise UsageError(
-                        f"run:{stored[1]} was analysed when it was saved",
-                        do="give its reports to read it otherwise",
-                    )
-                made.append(_stored_run(int(stored[1]), db))
-        for source in repeats(paths):
-            loaded = load_one(source, reading)
-            made.append(loaded.run)
-            if save:
-                from nsysddp.render import document
-                from nsysddp.store.database import save as keep
-
-                capture = next((read_capture(path) for path in source.extra if path.name == "run.json"), None)
-                kept = keep(document.as_dict(loaded.result), url=db, run=capture)
-                say(f"saved {source.name} as run {kept}")
-        sides.append(made)
-    return sides[0], sides[1]
+    words = [str(value) for value in values]
+    if baselines:
+        names = [word for word in words if _is_baseline(word, alone=len(words) == 1, db=db)]
+        if names and len(words) > 1:
+            raise UsageError(
+                f"{names[0]} is a baseline, and with more beside it there are two bases",
+                do="give one of them",
+            )
+        if names:
+            return Side(baseline=names[0].removeprefix(_BASELINE))
+    stored = [_STORED.fullmatch(word) for word in words]
+    files = tuple(Path(word) for word, match in zip(words, stored, strict=True) if not match)
+    absent = next((path for path in files if not path.exists()), None)
+    if absent is not None:
+        raise NotAReport("there is no such file or folder", file=absent)
+    return Side(files, tuple(int(match[1]) for match in stored if match))
 
 
-def hashes_of(paths: Sequence[Path], *, db: str | None = None) -> list[str]:
+def _is_baseline(word: str, *, alone: bool, db: str | None) -> bool:
+    """Is this word the name of a baseline?
+
+    Raises:
+        UsageError: it is also a file or folder.
+    """
+    from nsysddp.evidence.sources import REPORTS
+
+    path = Path(word)
+    if word.startswith(_BASELINE) or _STORED.fullmatch(word):
+        return not _STORED.fullmatch(word)
+    if not path.exists():
+        return not word.endswith(REPORTS) if alone else _there_is_baseline(word, db)
+    if path.name != word or not _there_is_baseline(word, db):
+        return False
+    raise UsageError(
+        f"{word} is a baseline and also a file or folder here", do=f"write {_BASELINE}{word} or ./{word}"
+    )
+
+
+def _there_is_baseline(name: str, db: str | None) -> bool:
+    try:
+        from nsysddp.store.baselines import load_baseline
+
+        load_baseline(name, url=db)
+    except (EvidenceError, ImportError):  # nor can there be one where there is no database
+        return False
+    return True
+
+
+def loaded(
+    side: Side, reading: Reading, *, db: str | None = None, keep: Callable[[Loaded], None] | None = None
+) -> list[Run]:
+    """The runs of a side that is no baseline, read from files or from the results database, kept runs first.
+
+    Args:
+        side: what was given.
+        reading: how files are read.
+        db: results database.
+        keep: called with every run that was read from files.
+
+    Raises:
+        UsageError: a kept run is asked for with options that it cannot follow.
+    """
+    from nsysddp.evidence.sources import Reading, load_one
+
+    runs: list[Run] = []
+    for number in side.kept:
+        if reading != Reading():
+            raise UsageError(
+                f"run:{number} was analysed when it was saved", do="give its reports to read it otherwise"
+            )
+        runs.append(_kept_run(number, db))
+    for source in side.sources:
+        run = load_one(source, reading)
+        if keep is not None:
+            keep(run)
+        runs.append(run.run)
+    return runs
+
+
+def keeper(db: str | None, label: str | None) -> Callable[[Loaded], None]:
+    """What ``loaded`` calls to keep each run in the results database."""
+
+    def keep(run: Loaded) -> None:
+        from nsysddp.evidence.sources import read_capture
+        from nsysddp.render import document
+        from nsysddp.store.database import save
+
+        capture = next((read_capture(path) for path in run.source.extra if path.name == "run.json"), None)
+        number = save(document.as_dict(run.result), url=db, label=label, run=capture)
+        say(f"saved {run.source.name} as run {number}")
+
+    return keep
+
+
+def other_runs(
+    side: Side,
+    reading: Reading,
+    compared: Callable[[], Sequence[str]],
+    *,
+    db: str | None,
+    keep: Callable[[Loaded], None] | None = None,
+) -> Sequence[Run]:
+    """The runs of the other side, baseline or not.
+
+    Args:
+        side: the other side.
+        reading: how the runs are read.
+        compared: SHA-256 of the reports that are compared with it; asked for only where it is a baseline.
+        db: results database.
+        keep: called with every run that was read from files.
+
+    Raises:
+        UsageError: a report is one of the baseline, or the baseline was read otherwise.
+        EvidenceError: there is no such baseline.
+    """
+    if side.baseline is not None:
+        return baseline_for(side.baseline, reading, compared(), db=db).runs
+    return loaded(side, reading, db=db, keep=keep)
+
+
+def hashes_of(side: Side, *, db: str | None = None) -> list[str]:
     """SHA-256 of every report of these runs, from files or from the results database."""
-    from nsysddp.evidence.sources import repeats, sha256_of
+    from nsysddp.evidence.sources import sha256_of
 
-    made = []
-    for path in paths:
-        stored = STORED.fullmatch(str(path))
-        if stored:
-            from nsysddp.store.database import load_run
+    hashes = [sha256_of(report) for source in side.sources for report in source.reports]
+    for number in side.kept:
+        from nsysddp.store.database import load_run
 
-            inputs = load_run(int(stored[1]), url=db).inputs
-            made += [str(one["sha256"]) for one in inputs if one["sha256"]]
-        else:
-            made += [sha256_of(report) for source in repeats([path]) for report in source.reports]
-    return made
+        inputs = load_run(number, url=db).inputs
+        hashes += [str(row["sha256"]) for row in inputs if row["sha256"]]
+    return hashes
 
 
-def _stored_run(run_id: int, db: str | None) -> Run:
+def _kept_run(run_id: int, db: str | None) -> Run:
     from nsysddp.model.schema import TABLES
     from nsysddp.questions.compare.facts import facts_of
     from nsysddp.questions.compare.run import run_of
@@ -144,8 +251,7 @@ def baseline_for(name: str, reading: Reading, reports: Sequence[str], *, db: str
             do="every repeat is a capture of its own",
         )
     if found.tool_version != nsysddp.__version__:
-        click.echo(
-            f"note: baseline {name} was analysed by nsysddp {found.tool_version}, these runs by {nsysddp.__version__}",
-            err=True,
+        say(
+            f"note: baseline {name} was analysed by nsysddp {found.tool_version}, these runs by {nsysddp.__version__}"
         )
     return found

@@ -29,8 +29,7 @@ from typing import Any
 
 import nsysddp
 from nsysddp.evidence import archive, bundle, signature
-from nsysddp.evidence.claims.reading import parse
-from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
+from nsysddp.evidence.sources import File, Loaded, Recorded, Source, load_one
 from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
 from nsysddp.model.inputs import read_bytes
@@ -302,14 +301,6 @@ class _Plan:
 
 
 def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
-    wanted = manifest["request"]
-    request = bundle.Request(
-        question=str(wanted["question"]),
-        claims=tuple(parse(str(claim["claim"]), str(claim["name"])) for claim in wanted["claims"]),
-        reading=Reading.of(wanted["reading"]),
-        allow_unlike=bool(wanted["allow_unlike"]),
-        with_export=bool(wanted["with_export"]),
-    )
     runs = []
     for run, said in zip(manifest["runs"], document["runs"], strict=True):
         files = tuple(
@@ -333,7 +324,7 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
         )
     if not any(run.side == "new" for run in runs):
         raise ValueError("no run")
-    return _Plan(request, tuple(runs))
+    return _Plan(bundle.Request.of(manifest["request"]), tuple(runs))
 
 
 def _again(

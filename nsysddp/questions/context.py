@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -46,21 +46,6 @@ class Context:
     timed: pl.DataFrame
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
-
-    def request(self, question: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that was asked and that shapes a number, as plain JSON."""
-        trace = self.trace
-        return {
-            "question": question,
-            **asdict(self.selection),
-            "step_pattern": trace.step_pattern,
-            "phase_patterns": dict(trace.phase_patterns),
-            "rules_sha256": trace.rules_sha256,
-            "clock_tolerance_ns": trace.clock_tolerance_ns,
-            "options": {
-                name: list(value) if isinstance(value, tuple) else value for name, value in options.items()
-            },
-        }
 
     @cached_property
     def graph(self) -> Graph:

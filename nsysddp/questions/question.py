@@ -37,6 +37,11 @@ VERBS = {"analysis": "analyze", "diagnosis": "diagnose"}
 """Questions whose commands are verbs; the others are called as their modules."""
 
 
+def command_of(name: str) -> str:
+    """The command that asks the question of this name."""
+    return VERBS.get(name, name.replace("_", "-"))
+
+
 @dataclass(frozen=True)
 class Option:
     """One thing that can be asked differently.
@@ -94,6 +99,11 @@ class Question:
     findings: Mapping[str, str] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def command(self) -> str:
+        """The command that asks it."""
+        return command_of(self.name)
+
     def check(self, chosen: Selection) -> None:
         """Refuse a part of the run that the question cannot be about, before anything is read.
 
@@ -121,6 +131,8 @@ class Question:
         Raises:
             UsageError: there is no such option, or the selection is not one for this question.
         """
+        from nsysddp.questions.request import request_of
+
         unknown = sorted(set(options) - {one.name for one in self.options})
         if unknown:
             known = ", ".join(one.name for one in self.options) or "none"
@@ -132,7 +144,8 @@ class Question:
         result = self.run(context, values)
         whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
         warnings = (*whole, *(one for one in result.warnings if one not in whole))
-        return replace(result, warnings=warnings, request=context.request(self.name, values))
+        request = request_of(context.trace, context.selection, self.command, self.name, values)
+        return replace(result, warnings=warnings, request=request.as_dict())
 
 
 _DEFINES = re.compile(r"^QUESTION\b", re.MULTILINE)
