@@ -52,7 +52,8 @@ def set_(name: str, request: Request, url: str | None) -> None:
 @database_option
 def list_(form: str, url: str | None) -> None:
     """List the baselines by name."""
-    from nsysddp.cli.runs import print_table
+    from nsysddp.cli.runs import print_rows
+    from nsysddp.render.screen import Column
     from nsysddp.store.baselines import baselines, steps_of
 
     kept = baselines(url=url)
@@ -62,8 +63,15 @@ def list_(form: str, url: str | None) -> None:
     if not kept:
         click.echo("there is no baseline", err=True)
         return
-    print_table(
-        ("name", "set (UTC)", "runs", "ranks", "steps", "GPU"),
+    print_rows(
+        [
+            Column("name", left=True),
+            Column("set (UTC)"),
+            Column("runs"),
+            Column("ranks"),
+            Column("steps"),
+            Column("GPU", left=True, spare=1),
+        ],
         [
             (
                 one.name,
@@ -75,7 +83,6 @@ def list_(form: str, url: str | None) -> None:
             )
             for one in kept
         ],
-        right=("runs", "ranks", "steps"),
     )
 
 
@@ -85,21 +92,22 @@ def list_(form: str, url: str | None) -> None:
 @database_option
 def show(name: str, form: str, url: str | None) -> None:
     """Show one baseline: its runs and how they were read."""
-    from nsysddp.render.theme import printable
+    from nsysddp.cli.runs import print_facts
     from nsysddp.store.baselines import load_baseline
 
     content = load_baseline(name, url=url).as_dict()
     if form == "json":
         click.echo(json.dumps(content, indent=2))
         return
-    click.echo(f"baseline {printable(content['name'])}")
-    click.echo(f"set      {content['created_at']} by nsysddp {printable(content['tool_version'])}")
+    facts = [
+        ("baseline", content["name"]),
+        ("set", f"{content['created_at']} by nsysddp {content['tool_version']}"),
+    ]
     for run in content["runs"]:
-        click.echo(f"run      {printable(run['name'])}: {len(run['ranks'])} ranks, {run['steps']} steps")
-        for fact, value in run["facts"].items():
-            click.echo(f"         {printable(fact)} = {printable(value)}")
-    for key, value in content["reading"].items():
-        click.echo(f"read     {key} = {printable(json.dumps(value))}")
+        facts.append(("run", f"{run['name']}: {len(run['ranks'])} ranks, {run['steps']} steps"))
+        facts += [("", f"{fact} = {value}") for fact, value in run["facts"].items()]
+    facts += [("read", f"{key} = {json.dumps(value)}") for key, value in content["reading"].items()]
+    print_facts(facts)
 
 
 @command.command()

@@ -74,7 +74,6 @@ class Outputs:
         """
         from nsysddp.render import document
         from nsysddp.render import tables as render
-        from nsysddp.render.text import print_table
 
         if self.table is not None and self.table not in tables:
             raise UsageError(
@@ -91,6 +90,8 @@ class Outputs:
             whole = markdown if self.table is None else None
             click.echo(render.markdown(frame) if whole is None else whole())
         elif self.table is not None:
+            from nsysddp.render.text import print_table
+
             print_table(frame, self.table)
         else:
             text()

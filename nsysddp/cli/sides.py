@@ -216,6 +216,10 @@ def _kept_run(run_id: int, db: str | None) -> Run:
     from nsysddp.store.database import load_document, load_run
 
     document: dict[str, Any] = load_document(run_id, url=db)
+    if "overlap" not in document["tables"]:
+        raise UsageError(
+            f"run:{run_id} does not say where the time went", do="keep the result of analyze --save"
+        )
     capture = load_run(run_id, url=db).capture
     tables = {name: TABLES[name].frame(rows) for name, rows in document["tables"].items() if name in TABLES}
     return run_of(f"run:{run_id}", tables, facts=None if capture is None else facts_of(capture))

@@ -78,7 +78,7 @@ def file_option(what: str, *, required: bool = True) -> Callable[[Any], Any]:
         "-o",
         "--out",
         required=required,
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=click.Path(path_type=Path),
         metavar="FILE",
         help=what,
     )
