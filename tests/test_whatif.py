@@ -507,7 +507,7 @@ def test_without_sizes_a_bucket_is_spread_evenly() -> None:
     captured, _ = ddp(SIZES, 10 * MIB, ms_per_mib=0.3)
     context = context_of(captured)
     graph = build(captured)
-    found = recorded_buckets(context, graph, buckets(context, graph=graph)["bucket"])
+    found = recorded_buckets(context, graph, buckets(context)["bucket"])
     assert len(found.sizes) == len(SIZES)
     assert sum(found.sizes) == sum(SIZES)
     assert not found.measured_sizes

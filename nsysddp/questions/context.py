@@ -78,7 +78,7 @@ class Context:
         """The answer of ``questions.buckets``."""
         from nsysddp.questions.buckets import buckets
 
-        return buckets(self, graph=self.graph)
+        return buckets(self)
 
     @cached_property
     def contention(self) -> Result:

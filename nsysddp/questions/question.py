@@ -8,14 +8,11 @@ modules.
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from importlib.abc import InspectLoader
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsysddp.model.errors import UsageError
@@ -148,21 +145,26 @@ class Question:
         return replace(result, warnings=warnings, request=request.as_dict())
 
 
-_DEFINES = re.compile(r"^QUESTION\b", re.MULTILINE)
+_DEFINES = re.compile(rb"^QUESTION\b", re.MULTILINE)
+_ASKS = re.compile(rb'\A\s*[rR]?"""(.+)')
 
 
 @cache
 def asked() -> dict[str, str]:
-    """Every question: its name (of its module) and the first line of its module's docstring; imports none of them."""
+    """Every question: its name (of its module) and the first line of its module's docstring; imports none of them.
+
+    The sources are searched and not parsed: every start of the command does this, and it takes a few ms.
+    """
     from nsysddp import questions
 
     found = {}
-    for module in pkgutil.iter_modules(questions.__path__):
-        spec = find_spec(f"{questions.__name__}.{module.name}")
-        loader = spec.loader if spec else None
-        source = loader.get_source(spec.name) if spec and isinstance(loader, InspectLoader) else None
-        if source and _DEFINES.search(source):
-            found[module.name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    for finder, name, _ in pkgutil.iter_modules(questions.__path__):
+        spec = finder.find_spec(f"{questions.__name__}.{name}", None)
+        read: Callable[[str], bytes] | None = getattr(spec.loader if spec else None, "get_data", None)
+        source = read(spec.origin) if spec and spec.origin and read else b""
+        if _DEFINES.search(source):
+            asks = _ASKS.match(source)
+            found[name] = asks[1].decode("utf-8").rstrip().removesuffix('"""') if asks else ""
     return found
 
 

@@ -12,7 +12,6 @@ import polars as pl
 from nsysddp.dependencies import replay
 from nsysddp.model.errors import CannotTell, UsageError
 from nsysddp.model.units import BYTES_PER_MIB
-from nsysddp.questions import buckets as bucket_analysis
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
@@ -41,7 +40,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
     """Rows of the bucket caps, orders and of the optimizer in backward, with the fitted links and the buckets."""
     wanted = bool(ask.caps_mib or ask.orders)
     context, graph = model.context, model.graph
-    table = bucket_analysis.buckets(context, graph=graph)["bucket"]
+    table = context.buckets["bucket"]
     try:
         if not wanted and table.is_empty():
             return [], None, None
