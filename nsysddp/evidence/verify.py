@@ -589,10 +589,11 @@ def _differences(expected: Any, said: Any, where: str) -> Iterator[_Place]:
         for number, (one, other) in enumerate(zip(expected, said, strict=False)):
             yield from _differences(one, other, f"{where}[{number}]")
     else:
-        text = f"{where}: {_short(said)} in the bundle, {_short(expected)} computed"
         if type(expected) is type(said) and expected == said:
             yield _Place("", agrees=True)
-        elif isinstance(expected, float) and isinstance(said, float):
+            return
+        text = f"{where}: {_short(said)} in the bundle, {_short(expected)} computed"
+        if isinstance(expected, float) and isinstance(said, float):
             yield _Place(text, last_digits=math.isclose(expected, said, rel_tol=1e-9, abs_tol=1e-9))
         else:
             yield _Place(text, words=isinstance(expected, str) and isinstance(said, str))
