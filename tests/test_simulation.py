@@ -26,6 +26,8 @@ from simulation.engine import (
 )
 from simulation.export import Clock, write
 from simulation.jobs import KINDS, MIB, MS, US, Job, Planted, layout, simulate
+from simulation.trials import Trial
+from simulation.verdicts import judge_verdict
 
 COST = 10 * US
 FIRST = COST + LAUNCH_NS + GAP_NS
@@ -370,6 +372,7 @@ def test_a_scenario_is_met_only_where_closeness_and_bands_both_hold() -> None:
         "at_most_holds": None,
         "wrong_high": False,
         "buckets": None,
+        "verdict": None,
         "whatif": [guess("a", 0.01), guess("b", 0.2), guess("c", 0.01, inside=False)],
         "silent": [{"scenario": "d", "reason": "because"}],
     }
@@ -382,3 +385,20 @@ def test_a_scenario_is_met_only_where_closeness_and_bands_both_hold() -> None:
     assert lines["d"].endswith("| 1 | because |")
     assert "| 1/0 | tp | clean | b | +20.0% | -2.0% to +2.0% of the prediction |" in text
     assert "kinds of job x scenarios where both hold | 1 of 3 (33.3%)" in text
+
+
+def test_a_verdict_is_judged_by_its_rank_and_by_what_the_step_is_without_what_it_names() -> None:
+    job = Job(ranks=2, steps=3, layers=3, layer_bytes=60 * MIB, planted=Planted("slow_rank", 2.0, rank=1))
+    step = truth.mean(truth.lengths(job))
+    trial = Trial(0, 0, job, per_rank=False, payload=True, saving_share=0.3, is_due=True)
+
+    def judged(code: str, rank: int | None, value: float) -> tuple[bool | None, bool | None]:
+        made = judge_verdict(trial, step, {"code": code, "rank": rank, "value": value})
+        return made["late_right"], made["holds"]
+
+    assert judged("late_rank", 1, 0.1 * step) == (True, True)
+    assert judged("late_rank", 0, 0.1 * step) == (False, False)
+    assert judged("bound_by_compute", None, 0.7 * step) == (False, True)
+    assert judged("bound_by_communication", None, 0.9 * step) == (False, False)
+    exposed = step - truth.mean(truth.lengths(replace(job, communication=0.0)))
+    assert judged("bound_by_communication", None, exposed) == (False, True)

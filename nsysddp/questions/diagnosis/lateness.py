@@ -14,6 +14,7 @@ collectives it held up; and what a rank did off the path counts nowhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,17 +36,31 @@ Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
 
 
-def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
+@dataclass(frozen=True)
+class OwnTime:
+    """What ranks take for the same work, against their peers.
+
+    Attributes:
+        waiting: per rank when what came next on its own line hung on communication.
+        longer: of ``own_time.longer_than_others``; no rows of ranks on a shared GPU, whose lengths include each other.
+    """
+
+    waiting: dict[int, Intervals]
+    longer: pl.DataFrame
+
+    @classmethod
+    def of(cls, context: Context) -> OwnTime:
+        """Compare the ranks."""
+        waiting = waiting_in_gaps(context.graph)
+        spinning = {rank: split.wait for rank, split in context.splits.items()}
+        longer = longer_than_others(context.trace, context.attribution, waiting, spinning)
+        return cls(waiting, longer.filter(~pl.col("rank").is_in(list(sharing_ranks(context.trace)))))
+
+
+def lateness(own: OwnTime, pieces: pl.DataFrame) -> Spans:
     """The spans of each path in which its rank was late; what they say is the rank."""
-    if len(context.trace.rank_numbers) < 2:
-        return _spans(*np.empty((4, 0), dtype=np.int64))
-    waiting = waiting_in_gaps(context.graph)
-    spinning = {rank: split.wait for rank, split in context.splits.items()}
-    longer = longer_than_others(context.trace, context.attribution, waiting, spinning).filter(
-        pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0),
-        # On a shared GPU the lengths include each other: nothing is to be compared.
-        ~pl.col("rank").is_in(list(sharing_ranks(context.trace))),
-    )
+    waiting = own.waiting
+    longer = own.longer.filter(pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0))
     stays = _stays(pieces)
     stay, part = _parts_of(stays, longer)
     value = longer["longer_ns"].to_numpy()[part]

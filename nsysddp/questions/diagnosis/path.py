@@ -11,7 +11,7 @@ from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Result
 from nsysddp.model.units import NS_PER_MS
-from nsysddp.questions.diagnosis.lateness import Spans, lateness
+from nsysddp.questions.diagnosis.lateness import OwnTime, Spans, lateness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +95,7 @@ def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Seri
     return pl.Series("host_phase", found, dtype=pl.String)
 
 
-def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
+def cut_at_causes(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces, cut at the edges of lateness and of late launches.
 
     ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
@@ -106,7 +106,7 @@ def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.Da
     collective = pieces.filter(pl.col("kind") == "transfer")
     arriver = graph.last[collective["event"].to_numpy()]
     spans = [
-        lateness(context, pieces),
+        lateness(own, pieces),
         late_launches(graph, arriver, collective["path"].to_numpy()),
     ]
     # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
