@@ -130,7 +130,8 @@ class _Remodel:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
         kernels = model.kernels.joined_by(self._ranks)
-        schedule = kernels.settled(program, program.duration, model.slowing.mid)
+        work = kernels.freed(program.duration, model.slowing.mid)
+        schedule = kernels.settled(program, work, model.slowing.mid)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:
