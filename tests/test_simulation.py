@@ -329,6 +329,15 @@ def test_transfers_that_another_process_stretched_are_part_of_a_straggler(tmp_pa
     assert predicted(job, tmp_path)["no_straggler"] == (pytest.approx(0, abs=0.02), True)
 
 
+def test_streams_that_share_one_hardware_queue_are_replayed_in_order(tmp_path: Path) -> None:
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: what a collective held back starts earlier when the collective does."""
+    queue = Planted("one_queue")
+    job = Job(kind="hsdp", ranks=4, group=2, layers=5, layer_bytes=48 * MIB, gbps=40.0, planted=queue)
+    found = predicted(job, tmp_path)
+    for scenario in ("no_communication", "faster_1.5", "faster_4"):
+        assert found[scenario] == (pytest.approx(0, abs=0.02), True), scenario
+
+
 def test_what_unmatched_transfers_waited_for_is_not_predicted(tmp_path: Path) -> None:
     """Without payloads nobody knows who sends to whom in a pipeline."""
     rows = judge.ask(write(simulate(PIPE), tmp_path, payload=False), PIPE, payload=False).whatif

@@ -205,9 +205,9 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     computes = trace.events["class"].is_in(["compute", "spin"])
     stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
     step = model.context.attribution.step
-    communication = (trace.events["class"] == "communication").to_numpy()
+    communication = np.zeros(model.program.duration.size, dtype=bool)
+    communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
     draft = replay.Draft(model.program)
-    ranks = trace.events["rank"].to_numpy()
     found = False
     for backward in buckets.backwards:
         first, last = trace.rows_of(backward.rank)
@@ -224,7 +224,6 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
         for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
             bucket = backward.buckets[place[fresh]]
             draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
-    assert ranks.size == phases.len()
     if not found:
         return nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
     return model.row(
