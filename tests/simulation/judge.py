@@ -125,18 +125,27 @@ class Answer:
 def ask(paths: list[Path], job: Job, *, payload: bool) -> Answer:
     """Load the reports and ask."""
     import nsysddp
+    from nsysddp.model.errors import CannotTell
     from nsysddp.questions import context_of
     from nsysddp.questions.question import question
     from nsysddp.questions.verdict import verdict_of
 
     context = context_of(nsysddp.load(paths, host_calls=True, shapes=True, metrics=True))
+    whatif, silent = question("whatif"), []
     others: dict[str, Any] = {}
     if job.kind in BUCKETED and job.replicas > 1 and payload:
         others = {"bucket_cap": CAPS, "bucket_order": ORDERS, "parameters": job.parameters}
-    predicted = question("whatif").answer(context, faster=FACTORS, **others)
+    try:
+        predicted = whatif.answer(context, faster=FACTORS, **others)
+    except CannotTell as error:
+        if not others:
+            raise
+        predicted = whatif.answer(context, faster=FACTORS)
+        names = [f"cap_{cap:g}" for cap in CAPS] + [f"order_{order}" for order in ORDERS]
+        silent = [{"scenario": name, "step_ns": None, "reason": str(error)} for name in names]
     return Answer(
         diagnosis=question("diagnosis").answer(context)["diagnosis"].to_dicts(),
-        whatif=predicted["whatif"].to_dicts(),
+        whatif=predicted["whatif"].to_dicts() + silent,
         used=[row["step_index"] for row in predicted["whatif_replay"].to_dicts() if row["is_used"]],
         buckets=question("buckets").answer(context)["bucket"].to_dicts(),
         verdict=asdict(bound) if (bound := verdict_of(context)) else {},

@@ -129,7 +129,8 @@ class _Remodel:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
         kernels = model.kernels.joined_by(self._ranks)
-        schedule = kernels.settled(program, program.duration, model.slowing.mid)
+        work = kernels.freed(program.duration, model.slowing.mid)
+        schedule = kernels.settled(program, work, model.slowing.mid)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:
@@ -203,9 +204,9 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     computes = trace.events["class"].is_in(["compute", "spin"])
     stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
     step = model.context.attribution.step
-    communication = (trace.events["class"] == "communication").to_numpy()
+    communication = np.zeros(model.program.duration.size, dtype=bool)
+    communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
     draft = replay.Draft(model.program)
-    ranks = trace.events["rank"].to_numpy()
     found = False
     for backward in buckets.backwards:
         first, last = trace.rows_of(backward.rank)
@@ -222,7 +223,6 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
         for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
             bucket = backward.buckets[place[fresh]]
             draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
-    assert ranks.size == phases.len()
     if not found:
         return nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
     return model.row(
