@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nsysddp.join.load import load
 from nsysddp.model.intervals import GroupedAxis, Intervals, grouped_union
 from nsysddp.questions import analyze
-from nsysddp.questions.overlap import medians
+from nsysddp.questions.kernels import medians
 from nsysddp.questions.steps import Selection
 
 SPANS = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=12)
