@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.model.intervals import Intervals
+from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.device import sharing_ranks
 from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
@@ -129,9 +129,9 @@ def _kept(stay: Ints, value: Ints) -> Ints:
     before = np.cumsum(value) - value
     base = np.maximum.accumulate(np.where(heads, np.arange(value.size), 0))
     total = np.cumsum(value) - before[base]
-    # The least from there on, within the stay: later stays are lifted above earlier ones.
-    lift = (int(total.max()) - int(total.min()) + 1) * (stay - stay[-1])
-    least = np.minimum.accumulate((total + lift)[::-1])[::-1] - lift
+    # The least from there on, within the stay.
+    axis = GroupedAxis(total, int(stay[-1]) + 1)
+    least = axis.value(np.minimum.accumulate(axis.place(stay, total)[::-1])[::-1], stay)
     least = np.maximum(least, 0)
     ahead = np.where(heads, 0, np.append(0, least[:-1]))
     kept: Ints = np.maximum(least - ahead, 0)
