@@ -47,6 +47,7 @@ _ORDER = (
     "buckets",
     "contention",
     "idle",
+    "communicators",
     "compare",
     "check",
     "evidence",

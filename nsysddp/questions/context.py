@@ -61,6 +61,14 @@ class Context:
         }
 
     @cached_property
+    def used_steps(self) -> list[int]:
+        """Steps that count, of those asked for: no warm-up on any rank, or all if nothing else; none without steps."""
+        windows = [window for window in self.windows.windows if window.step >= 0]
+        warm = {window.step for window in windows if window.is_warmup}
+        every = {window.step for window in windows}
+        return sorted(every - warm or every)
+
+    @cached_property
     def graph(self) -> Graph:
         """The dependency graph; of a trace loaded with ``host_calls=True`` it knows the host's part."""
         from nsysddp.dependencies.graph import build
