@@ -48,6 +48,7 @@ _ORDER = (
     "contention",
     "idle",
     "communicators",
+    "slack",
     "compare",
     "check",
     "evidence",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.communicators import Known
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,13 @@ class Context:
         from nsysddp.questions.contention import contention
 
         return contention(self)
+
+    @cached_property
+    def groups(self) -> Known:
+        """The groups of ranks that communicate, with their roles and messages."""
+        from nsysddp.questions.communicators import known_groups
+
+        return known_groups(self)
 
     @cached_property
     def idle(self) -> Result:

@@ -7,6 +7,8 @@ for that are no warm-up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,7 +23,7 @@ from nsysddp.questions.communicators.roles import Role, roles_of
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from nsysddp.questions.context import Context
 
@@ -92,24 +94,52 @@ COMMUNICATOR_ROLE = Table(
 )
 
 
-def communicators(context: Context) -> Result:
-    """The answer (see ``QUESTION``)."""
+@dataclass(frozen=True)
+class Known:
+    """What several questions ask about groups.
+
+    Attributes:
+        groups: the groups; their events carry the ``role`` of their group.
+        messages: ``pairs.messages_of``.
+        roles: role of each group by its number.
+    """
+
+    groups: Groups
+    messages: pl.DataFrame
+    roles: Mapping[int, Role]
+
+    @property
+    def role_of(self) -> Mapping[int, str | None]:
+        """Name of the role of each group."""
+        return {number: role.role for number, role in self.roles.items()}
+
+
+def known_groups(context: Context) -> Known:
+    """The groups of a run, what each is for, and who sends what to whom."""
     groups = Groups.of(context)
     messages = messages_of(groups)
     roles = roles_of(groups, messages)
     named = {number: role.role for number, role in roles.items()}
-    events = groups.events.with_columns(
+    return Known(replace(groups, events=_with_role(groups.events, named)), messages, roles)
+
+
+def _with_role(frame: pl.DataFrame, named: Mapping[int, str | None]) -> pl.DataFrame:
+    return frame.with_columns(
         role=pl.col("group").replace_strict(named, default=None, return_dtype=pl.String)
     )
-    on_ranks = figures(context.trace, events, "group").with_columns(
-        role=pl.col("group").replace_strict(named, default=None, return_dtype=pl.String)
-    )
+
+
+def communicators(context: Context) -> Result:
+    """The answer (see ``QUESTION``)."""
+    known = context.groups
+    groups, events = known.groups, known.groups.events
+    on_ranks = _with_role(figures(context.trace, events, "group"), known.role_of)
     tables = {
-        COMMUNICATOR.name: _communicators(groups, on_ranks, roles),
+        COMMUNICATOR.name: _communicators(groups, on_ranks, known.roles),
         COMMUNICATOR_ROLE.name: _roles(context, groups, events),
         COMMUNICATOR_RANK.name: COMMUNICATOR_RANK.check(_numbered(on_ranks)),
-        PAIR.name: pair_table(groups, messages),
-        EXCHANGE.name: exchange_table(messages),
+        PAIR.name: pair_table(groups, known.messages),
+        EXCHANGE.name: exchange_table(known.messages),
     }
     return Result(
         context.trace,
