@@ -47,6 +47,8 @@ _ORDER = (
     "buckets",
     "contention",
     "idle",
+    "communicators",
+    "slack",
     "compare",
     "check",
     "evidence",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SCREENS = {
     "analysis": "nsysddp.render.text:print_result",
     "buckets": "nsysddp.render.per_step:print_buckets",
+    "communicators": "nsysddp.render.communicators:print_communicators",
     "contention": "nsysddp.render.per_step:print_contention",
     "critical_path": "nsysddp.render.critical_path:print_critical_path",
     "diagnosis": "nsysddp.render.diagnosis:print_diagnosis",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.condensed import Structure, Weights, solve
+from nsysddp.dependencies.condensed import Structure, Weights, latest, solve
 from nsysddp.dependencies.graph import Graph
 from nsysddp.dependencies.launch_order import held_in_order
 from nsysddp.dependencies.queues import event_queues
@@ -115,6 +115,23 @@ def run(program: Program) -> Schedule:
     if np.any(schedule.start[these.waiting] < schedule.end[these.awaited] + lag - 1):
         raise AnalysisError("in the replay an event starts before what it waits for has ended")
     return schedule
+
+
+def slack(program: Program, schedule: Schedule, steps: Steps) -> Floats:
+    """How much later could each matched collective have ended on its rank, without a step getting longer?
+
+    No event may end after the end of its step, that is after all events of the step and of those before it.
+
+    Returns:
+        ns, shape (nodes,); NaN for nodes that are no matched collectives, infinite outside the steps.
+    """
+    deadline = np.full(schedule.end.size, np.inf)
+    deadline[: steps.index.size] = steps.deadlines(schedule.end)
+    room = latest(program.structure, program.weights, deadline) - schedule.end
+    least = float(np.nanmin(room, initial=0.0))
+    if least < -1:
+        raise AnalysisError("in the replay a collective ends later than its step")
+    return np.maximum(room, 0.0)
 
 
 # --- the program that was recorded -----------------------------------------------------------------------------------
@@ -362,6 +379,14 @@ class Steps:
             where = int(np.searchsorted(self.numbers, step))
             finish[where] = max(finish[where], end[node])
         return np.diff(np.maximum.accumulate(finish), prepend=self.begin)
+
+    def deadlines(self, end: Floats) -> Floats:
+        """End of the step of each event, infinite for events of none; shape (events,)."""
+        finish = self.begin + np.cumsum(self.lengths(end))
+        known = self.index >= 0
+        made = np.full(self.index.size, np.inf)
+        made[known] = finish[np.searchsorted(self.numbers, self.index[known])]
+        return made
 
     def mean(self, lengths: Floats) -> float:
         """Mean over the steady steps, ns."""

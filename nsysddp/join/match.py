@@ -19,6 +19,7 @@ import polars as pl
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
 from nsysddp.join.arrivals import ROOTED, waited_for
 from nsysddp.join.groups import groups_of
+from nsysddp.join.members import places
 from nsysddp.model import schema
 from nsysddp.model.classify import KINDS
 from nsysddp.model.units import NS_PER_MS
@@ -447,30 +448,16 @@ class _Job:
             self._next += 1
 
     def _own_ranks(self) -> dict[tuple[int, int], int]:
-        """(rank, communicator) to the rank inside the communicator.
-
-        As a recorded ncclCommInit tells, else by the order of rank numbers among the members, which is how process
-        groups are made.
-        """
-        code = {name: number for number, name in enumerate(self.communicators)}
-        told = {
-            (int(process), code[communicator]): int(own)
-            for process, communicator, own in self.operations.filter(
-                pl.col("own_rank").is_not_null() & pl.col("communicator").is_not_null()
-            )
-            .select("process", "communicator", "own_rank")
-            .iter_rows()
-        }
-        lanes = Counter(self.rank_process.values())
-        made = {}
+        """(rank, code of the communicator) to the rank inside the communicator."""
         kernels = self.kernels
-        for communicator in np.unique(kernels.communicator[kernels.communicator >= 0]).tolist():
-            members = np.unique(kernels.rank[kernels.communicator == communicator]).tolist()
-            for position, rank in enumerate(members):
-                process = self.rank_process[rank]
-                alone = lanes[process] == 1
-                made[rank, communicator] = told.get((process, communicator), position) if alone else position
-        return made
+        code = {name: number for number, name in enumerate(self.communicators)}
+        used = np.unique(kernels.communicator[kernels.communicator >= 0]).tolist()
+        members = {
+            self.communicators[number]: np.unique(kernels.rank[kernels.communicator == number]).tolist()
+            for number in used
+        }
+        found = places(self.operations, members, self.rank_process)
+        return {(rank, code[communicator]): place for (rank, communicator), place in found.items()}
 
     # --- by order -------------------------------------------------------------------------------------------------
 

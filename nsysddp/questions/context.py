@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.communicators import Known
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class Context:
     timed: pl.DataFrame
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
+
+    @cached_property
+    def used_steps(self) -> list[int]:
+        """Steps that count, of those asked for: no warm-up on any rank, or all if nothing else; none without steps."""
+        windows = [window for window in self.windows.windows if window.step >= 0]
+        warm = {window.step for window in windows if window.is_warmup}
+        every = {window.step for window in windows}
+        return sorted(every - warm or every)
 
     @cached_property
     def graph(self) -> Graph:
@@ -86,6 +95,13 @@ class Context:
         from nsysddp.questions.contention import contention
 
         return contention(self)
+
+    @cached_property
+    def groups(self) -> Known:
+        """The groups of ranks that communicate, with their roles and messages."""
+        from nsysddp.questions.communicators import known_groups
+
+        return known_groups(self)
 
     @cached_property
     def idle(self) -> Result:
