@@ -233,12 +233,12 @@ class _Parts:
         if not second.size:
             return
         of, along = self.weights, self.start
-        segment = np.cumsum(heads)[second]
+        segment: Ints = np.cumsum(heads, dtype=np.int64)[second]
         node = nodes[second]
         call = self.structure.launcher[node]
         after = np.where(self.plan.holds[call], 0.0, along[call] + of.duration[call])
         begun = np.where(self.structure.from_start[node], along[call], after)
-        let_go = begun + of.launch_lag[node] + of.excess[node] - along[node]
+        let_go: Floats = begun + of.launch_lag[node] + of.excess[node] - along[node]
         self.end[node] = along[node] + _running_most(let_go, segment)
 
     def allowed(self, deadline: Floats) -> Floats:

@@ -154,7 +154,7 @@ def recorded(graph: Graph) -> Program:
 
     size = events + calls
 
-    def of_calls(values: Ints | Floats | None, also: Ints | Floats | None, dtype: Any = np.float64) -> Any:
+    def of_calls(values: NDArray[Any] | None, also: NDArray[Any] | None, dtype: Any = np.float64) -> Any:
         """Values of the events, then of the calls; where there are none, zeros that take no memory."""
         made = np.zeros(size, dtype=dtype)
         for part, here in ((values, slice(0, events)), (also, slice(events, size))):
