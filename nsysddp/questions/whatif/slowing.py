@@ -192,16 +192,21 @@ class Kernels:
         schedule = replay.run(program)
         if not any(share.values()):
             return schedule
+        duration, changed, swings = program.duration, np.inf, False
         for _ in range(_TURNS):
-            before = schedule.end
-            duration = program.duration.copy()
+            before, last, duration = schedule.end, duration, program.duration.copy()
             for rank, part in self.of_rank.items():
                 rows = self.rows[part]
                 if share[rank] and rows.size:
                     duration[rows] = self._lasting(schedule, rank, rows, work[rows], share[rank])
+            if swings:
+                duration = (last + duration) / 2
             schedule = replay.run(program.having(duration=duration))
-            if np.abs(schedule.end - before).max() <= _SETTLED * np.ptp(schedule.end):
+            before -= schedule.end
+            change = max(before.max(), -before.min())
+            if change <= _SETTLED * np.ptp(schedule.end):
                 break
+            swings, changed = swings or change >= changed, change
         return schedule
 
     def _lasting(self, schedule: Schedule, rank: int, rows: Ints, work: Floats, share: float) -> Floats:
