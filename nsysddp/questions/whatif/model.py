@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.model.errors import AnalysisError
-from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP, critical_path
 from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.slowing import Kernels, Slowing
 
@@ -89,6 +89,8 @@ class Model:
         """
         graph = context.graph
         paths = critical_path(context.trace, graph=graph, attribution=context.attribution)
+        # Of long captures the pieces take more memory than all that is asked of the paths.
+        paths = replace(paths, tables={name: paths[name] for name in (PATH_STEP.name, PATH_KIND.name)})
         warm = paths["critical_path_step"].filter("is_warmup")["step_index"].drop_nulls().unique().to_list()
         steps = replay.steps_of(graph, context.attribution, warm)
         program = replay.recorded(graph)
