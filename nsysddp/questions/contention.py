@@ -154,7 +154,8 @@ def executions(context: Context) -> pl.DataFrame:
     groups = 0
     for rank in context.trace.rank_numbers:
         kernels = _kernels(context, rank, work)
-        described = _described(context, kernels, work).drop("rank")
+        texts = ["phase", "name", "grid", "block", "after"]  # of millions of rows
+        described = _described(context, kernels, work).select(pl.col(texts).cast(pl.Categorical), "bytes")
         parts.append(pl.concat([kernels.with_columns(pl.col("group") + groups), described], how="horizontal"))
         groups += int(kernels["group"].max() or 0) + 1  # type: ignore[arg-type]
     return pl.concat(parts)

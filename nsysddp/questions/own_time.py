@@ -70,7 +70,8 @@ def longer_than_others(
     """
     lines = [_line(trace, rank, waiting[rank], spinning[rank]) for rank in trace.rank_numbers]
     programs = _programs(trace, lines)
-    counts = np.bincount(np.concatenate([attribution.step[line["event"].to_numpy()] for line in lines]) + 1)
+    steps = np.concatenate([attribution.step[line["event"].to_numpy()] for line in lines])
+    counts = np.bincount(steps + 1, minlength=1)
     parts: list[list[pl.DataFrame]] = [[] for _ in lines]
     for low, high in _together(counts):
         some = [line.filter(_in_steps(attribution, line, low - 1, high - 1)) for line in lines]

@@ -101,7 +101,12 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    kernels = kernels.with_columns(same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"))
+    kernels = kernels.select(
+        "rank",
+        "duration_ns",
+        "beside_ns",
+        same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"),
+    )
     beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
     known = beside.join(compared(kernels), on="same", how="left").sort("rank", "same")
     made = {}
