@@ -707,10 +707,10 @@ def test_an_input_is_not_changed_by_saving_it() -> None:
 
 @pytest.mark.parametrize(("model", "name"), [(Rank, "rank"), (Overlap, "overlap")])
 def test_columns_are_those_of_the_contract(model: type[Base], name: str) -> None:
-    from nsysddp.model.schema import TABLES
+    from nsysddp.questions.tables import every_table
 
     kinds = {"Int64": int, "Float64": float, "String": str, "Boolean": bool}
     kept = [column for column in model.__table__.columns if column.name not in {"run_id", "position"}]
     assert {column.name: column.type.python_type for column in kept} == {
-        name: kinds[str(dtype)] for name, dtype in TABLES[name].dtypes.items()
+        name: kinds[str(dtype)] for name, dtype in every_table()[name].dtypes.items()
     }
