@@ -337,7 +337,7 @@ def communication_beside(paths: Result, overlap: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         paths: an answer of ``critical_path``.
-        overlap: ``schema.OVERLAP`` of the same trace and windows.
+        overlap: ``overlap.OVERLAP`` of the same trace and windows.
 
     Returns:
         ``PATH_COMMUNICATION``: one row per path and rank of its step.
