@@ -6,7 +6,9 @@ import ast
 import importlib.util
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -84,7 +86,7 @@ def test_every_option_of_the_help_is_in_the_reference(command: str, reference: d
     ):
         if link in text:
             text += section(reference["commands"], heading)
-    documented = set(re.findall(r"^\| `(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| (?:`|<code>)(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
     assert documented == flags
 
 
@@ -175,6 +177,15 @@ def markdown() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
+@cache
+def gallery_pages() -> frozenset[str]:
+    """Names of the pages that the gallery's script makes."""
+    sys.path[:0] = [str(DOCS / "gallery"), str(ROOT)]
+    from pathologies import PATHOLOGIES
+
+    return frozenset(one.name for one in PATHOLOGIES)
+
+
 def slug(heading: str) -> str:
     """The anchor of a heading, as code hosts and the site make it."""
     plain = re.sub(r"[`*]|\{.*?\}", "", heading).strip().lower()
@@ -185,14 +196,23 @@ def slug(heading: str) -> str:
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
-        if re.match(r"https?:|mailto:", target):
+        if re.match(r"https?:|mailto:", target) or target.endswith("llms.txt"):
             continue
         path, _, anchor = target.partition("#")
         place = (page.parent / path).resolve() if path else page
+        if place.parent == DOCS / "gallery" and place.stem in gallery_pages():
+            continue  # made when the site is built
         assert place.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", place.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {slug(heading) for heading in headings}, target
+
+
+def test_the_gallery_lists_what_it_makes() -> None:
+    index = (DOCS / "gallery" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[.*?\]\(([\w-]+)\.md\)", index, re.MULTILINE)
+    assert len(listed) >= 15
+    assert set(listed) == gallery_pages()
 
 
 def test_verbs_and_questions_share_no_name() -> None:

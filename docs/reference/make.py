@@ -163,7 +163,7 @@ def _options(parameters: Sequence[click.Parameter]) -> str:
     for one in parameters:
         record = one.get_help_record(click.Context(click.Command("nsysddp"), show_default=True))
         assert record is not None
-        rows.append((f"`{record[0]}`", record[1]))
+        rows.append((_code(record[0]), record[1]))
     return _table(("option", "meaning"), rows)
 
 
@@ -212,6 +212,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in lines)
 
 
+def _code(text: str) -> str:
+    """Code in a cell; a bar inside backticks would be shown with its backslash."""
+    return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+
+
 def _cell(text: str) -> str:
     return _text(text).replace("|", "\\|")
 
@@ -220,7 +225,7 @@ def _text(text: str) -> str:
     """The text of a page: what would be markup is none, except code."""
     return "".join(
         part if number % 2 else part.replace("<", "&lt;").replace("*", "\\*")
-        for number, part in enumerate(re.split(r"(`[^`]*`)", text))
+        for number, part in enumerate(re.split(r"(`[^`]*`|<code>.*?</code>)", text))
     )
 
 

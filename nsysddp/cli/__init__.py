@@ -60,6 +60,8 @@ _ORDER = (
     "baseline",
     "query",
     "doctor",
+    "skill",
+    "mcp",
     "demo",
 )
 """Commands in the order in which they are listed; further questions come last."""
