@@ -114,6 +114,7 @@ def test_skill_is_printed_and_installed(tmp_path: Path) -> None:
 def test_the_protocols_own_client_gets_answers_and_refusals(root: Path) -> None:
     require("the package mcp", importlib.util.find_spec("mcp") is not None)
     from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
 
     code = "from nsysddp.cli import main; main(['mcp', '--root', '.'])"
     command = StdioServerParameters(
@@ -121,7 +122,7 @@ def test_the_protocols_own_client_gets_answers_and_refusals(root: Path) -> None:
     )
 
     async def talk() -> tuple[Any, ...]:
-        async with Client(command) as client:
+        async with Client(stdio_client(command)) as client:
             listed = await client.list_tools()
             resource = await client.read_resource("nsysddp://guide")
             good = await client.call_tool("diagnose", {"reports": [CAPTURE], "limit": 2})

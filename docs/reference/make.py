@@ -148,13 +148,13 @@ def _command(
 
 
 def _prose(command: click.Command) -> list[str]:
-    """The help of a command as Markdown: what is marked to keep its lines is a block of commands."""
+    """The help of a command as Markdown, with its examples."""
     made = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "")):
-        if paragraph.startswith("\b"):
-            made.append(f"```console\n{paragraph.removeprefix(chr(8)).strip()}\n```")
-        else:
-            made.append(_text(" ".join(paragraph.split())))
+        made.append(_text(" ".join(paragraph.split())))
+    if command.epilog:
+        lines = (line.strip() for line in command.epilog.splitlines()[2:])
+        made.append("```console\n" + "\n".join(lines) + "\n```")
     return made
 
 

@@ -97,12 +97,7 @@ def command(
     Each REPORT and each NEW is one run: a report, a folder of `nsysddp capture` (or one that holds several, or the
     reports of all ranks), or run:N of the results database. Three runs a side are the least for a verdict: steps of
     one run are not independent.
-
-    \b
-    nsysddp compare out/before-* --with out/after-*
-    nsysddp compare run:3 run:4 run:5 --with run:8 run:9 run:10
-    nsysddp compare out/after-* --against main
-    """  # noqa: D301 (click's own mark)
+    """
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.sources import repeats
     from nsysddp.questions.compare import compare

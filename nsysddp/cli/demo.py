@@ -23,11 +23,7 @@ def command(out: Path) -> None:
     """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one.
 
     The folder then holds pictures, tables and JSON of both, and all bundled captures to try other commands on.
-
-    \b
-    nsysddp demo
-    nsysddp demo --out demo
-    """  # noqa: D301 (click's own mark)
+    """
     from nsysddp import samples
     from nsysddp.join.load import load
     from nsysddp.questions import answer, context_of

@@ -25,11 +25,7 @@ def command(root: Path, listing: bool) -> None:
     """Answer an assistant's questions on stdio (Model Context Protocol): one tool a question, read-only.
 
     An answer holds at most 500 rows a table and says where it was cut. Needs the extra `nsysddp[mcp]`.
-
-    \b
-    nsysddp mcp --root captures
-    nsysddp mcp --list
-    """  # noqa: D301 (click's own mark)
+    """
     from nsysddp.assistant import server
 
     if listing:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.cli.emit import emit, format_option
+from nsysddp.cli.examples import with_examples
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.model.errors import UsageError
 from nsysddp.questions.question import VERBS, question
@@ -83,13 +84,15 @@ def question_command(name: str) -> click.Command:
     made = click.command(
         command,
         short_help=asked.ask,
-        help=f"{asked.ask}\n\n{asked.more}\n\n\b\n"
-        + "\n".join(f"nsysddp {command} {example}" for example in asked.examples),
+        help=f"{asked.ask}\n\n{asked.more}",
     )
     wrapped: Any = run
     for option in reversed([*_outputs(asked, tables), *(_click_option(one) for one in asked.options)]):
         wrapped = option(wrapped)
-    return made(selection_options(format_option(wrapped)))
+    return with_examples(
+        made(selection_options(format_option(wrapped))),
+        [f"{command} {example}" for example in asked.examples],
+    )
 
 
 def _reads(asked: Question, request: Request) -> dict[str, bool]:

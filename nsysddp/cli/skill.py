@@ -20,12 +20,7 @@ from nsysddp.model.errors import UsageError
 )
 @click.option("--force", is_flag=True, help="Replace a SKILL.md.")
 def command(folder: Path | None, force: bool) -> None:
-    """Print a short guide for assistants: which question to ask, and what not to conclude.
-
-    \b
-    nsysddp skill
-    nsysddp skill --install skills/nsysddp
-    """  # noqa: D301 (click's own mark)
+    """Print a short guide for assistants: which question to ask, and what not to conclude."""
     from nsysddp.assistant.server import guide
     from nsysddp.render.files import check_file, whole_file
 

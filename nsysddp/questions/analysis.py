@@ -128,5 +128,6 @@ QUESTION = Question(
     tables=tuple(schema.TABLES.values()),
     run=lambda context, _: context.analysis,
     shown="overlap",
+    examples=("report.sqlite", "report.sqlite --table collective --format csv"),
     findings=CODES,
 )
