@@ -78,6 +78,15 @@ def test_a_server_reads_below_its_folder_only(arguments: dict[str, Any], said: s
         answer("analyze", arguments, root)
 
 
+def test_a_file_that_an_option_names_lies_below_the_folder_too(root: Path) -> None:
+    (root / "sizes.json").write_text("[4096, 4096]")
+    arguments = {"reports": [CAPTURE], "bucket_cap": "4", "parameters": "sizes.json"}
+    with pytest.raises(UsageError, match="8,192 bytes"):  # it is read: the sizes are not those of the run
+        answer("whatif", arguments, root)
+    with pytest.raises(UsageError, match="outside"):
+        answer("whatif", arguments | {"parameters": "../sizes.json"}, root)
+
+
 def test_a_link_out_of_the_folder_is_not_followed(
     root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

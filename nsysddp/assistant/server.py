@@ -121,14 +121,18 @@ def answer(name: str, arguments: Mapping[str, Any], root: Path) -> dict[str, Any
     if not reports:
         raise UsageError("no report is given", do="name the exports of all ranks of one run")
     parsed = {option.name: option for option in wanted.options}
-    options = {key: _parsed(parsed[key], value) if key in parsed else value for key, value in given.items()}
+    options = {
+        key: _parsed(parsed[key], value, root) if key in parsed else value for key, value in given.items()
+    }
     result = nsysddp.ask(_trace(tuple(reports), _state(reports)), name, **options)
     return _limited(result, shown, limit)
 
 
-def _parsed(option: Option, value: Any) -> Any:
+def _parsed(option: Option, value: Any, root: Path) -> Any:
     if option.parse is None:
         return bool(value)
+    if option.metavar == "FILE":
+        value = str(_below(root, value))
     return tuple(option.parse(text) for text in value) if option.multiple else option.parse(value)
 
 
