@@ -14,9 +14,12 @@ from types import ModuleType
 
 import pytest
 from command import run
-from conftest import ROOT
+from conftest import FIXTURES, ROOT
 
+import nsysddp
 from nsysddp.cli import EXIT_CODES, cli
+from nsysddp.model.keys import KEYS
+from nsysddp.model.warnings import WARNING_CODES
 from nsysddp.questions.question import VERBS, asked, question
 from nsysddp.render.drawn import data_of
 
@@ -142,11 +145,6 @@ def test_every_code_written_in_the_questions_is_in_the_reference(
 
 @pytest.mark.parametrize("name", asked())
 def test_a_question_gives_no_code_that_it_does_not_declare(name: str) -> None:
-    from conftest import FIXTURES
-
-    import nsysddp
-    from nsysddp.model.warnings import WARNING_CODES
-
     wanted = question(name)
     for capture in ("gpt_ddp", "two_groups", "one_gpu_pageable"):
         trace = nsysddp.load(
@@ -155,6 +153,19 @@ def test_a_question_gives_no_code_that_it_does_not_declare(name: str) -> None:
         answer = nsysddp.ask(trace, name)
         assert {one.code for one in answer.findings} <= set(wanted.findings)
         assert {one.code for one in answer.warnings} <= {*wanted.warnings, *WARNING_CODES}
+
+
+@pytest.mark.parametrize("name", asked())
+def test_no_two_rows_of_an_answer_share_a_key(name: str) -> None:
+    for table in question(name).tables:
+        assert set(KEYS[table.name]) <= set(table.names)
+    for capture in ("gpt_fsdp", "two_groups", "coarse4_cap4", "one_gpu_two"):
+        trace = nsysddp.load(
+            FIXTURES / "h200" / f"{capture}.sqlite.gz", host_calls=True, shapes=True, metrics=True
+        )
+        for table, frame in nsysddp.ask(trace, name).tables.items():
+            key = list(KEYS[table])
+            assert not key or frame.select(key).is_duplicated().sum() == 0, (capture, table)
 
 
 def test_pictures_show_what_their_script_draws(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from command import run
+from conftest import ROOT
 from test_docs import commands
 
 from nsysddp import samples
@@ -90,3 +94,25 @@ def test_every_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 words.append("--yes")
             ran = run(*words)
             assert ran.code in ANSWERS.get(words[0], (0,)), (line, ran.err, ran.out[-500:])
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("nsysddp crit", "critical-path"), ("nsysddp analyze --tab", "--table"), ("nsysddp runs tr", "trend")],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    code = "from nsysddp.cli import main; main()"
+    words = typed.split()
+    environment = {
+        "_NSYSDDP_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"plain,{completed}" in ran.stdout.split()

@@ -16,6 +16,7 @@ import click
 
 from nsysddp.cli import EXIT_CODES, cli
 from nsysddp.cli.options import selection_options
+from nsysddp.model.keys import KEYS
 from nsysddp.model.warnings import WARNING_CODES
 from nsysddp.questions.analysis import ANALYSES
 from nsysddp.questions.question import VERBS, Question, asked, question
@@ -178,7 +179,8 @@ def _tables() -> str:
         for table in wanted.tables:
             rows = [(f"`{one.name}`", str(one.dtype).partition("(")[0], one.meaning) for one in table.columns]
             about = needs.get(table.name, "")
-            made += [f"### {table.name}", _text(f"{about} One row: {table.row}.".strip())]
+            key = ", ".join(f"`{name}`" for name in KEYS[table.name]) or "none"
+            made += [f"### {table.name}", _text(f"{about} One row: {table.row}. Key: {key}.".strip())]
             made.append(_table(("column", "type", "meaning"), rows))
     return _join(made)
 

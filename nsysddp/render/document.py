@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
 from nsysddp.model.errors import UsageError
+from nsysddp.model.keys import KEYS
 from nsysddp.model.scratch import committing, scratch_folder
 from nsysddp.render.files import refuse_inside, resolved, unwritable
 from nsysddp.render.tables import write_csv
@@ -38,6 +39,7 @@ def json_schema(asked: Question) -> dict[str, Any]:
         name: {
             "type": "array",
             "description": one.row,
+            "x-key": list(KEYS.get(name, ())),
             "items": {
                 "type": "object",
                 "additionalProperties": False,
