@@ -110,7 +110,7 @@ MISTAKES = (
     ),
     Mistake(
         "sums of durations instead of a union in the phases",
-        "questions/overlap.py",
+        "questions/phases.py",
         "computed = grouped_union(of_phase[computing], start[computing], end[computing])",
         "computed = (of_phase[computing], start[computing], end[computing])",
         RUNS,

@@ -244,3 +244,21 @@ def test_steps_that_are_nearly_alike_are_not_taken_for_each_other(
     tables = document(*paths, "--per", "capture")["tables"]
     assert {row["match"] for row in tables["collective"]} == {"sequence"}
     assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-skew_ms * MS, abs=10_000)
+
+
+def test_a_few_collectives_that_fit_by_chance_outweigh_no_capture(tmp_path: Path) -> None:
+    """The last three of one rank lie to each other as the first three of the other, and closer than all others do."""
+    ends = np.cumsum(np.random.default_rng(5).uniform(2, 4, 20))
+    ends[17:] = ends[17] + ends[:3] - ends[0]
+    noise = np.full(20, 0.003)
+    noise[[0, 1, 2, 17, 18, 19]] = 0.001
+    paths = []
+    for rank in range(2):
+        export = Export(host=f"node{rank}", utc_epoch_ns=1_700_000_000_000_000_000 + rank * 3 * MS)
+        process = export.process(100 + rank, gpu=rank)
+        for end in ends + np.random.default_rng(rank).normal(0, noise):
+            process.nccl("AllReduce", 17, (end - 1, end), bytes=4 << 20)
+        paths.append(export.write(tmp_path / f"rank{rank}.sqlite"))
+    tables = document(*paths, "--per", "capture")["tables"]
+    assert {row["match"] for row in tables["collective"]} == {"sequence"}
+    assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-3 * MS, abs=10_000)

@@ -119,7 +119,7 @@ def test_a_baseline_comes_back_exactly_from_either_database(captures: Path, url:
     others = [load_one(source, Reading()).run for source in repeats(side(captures, "new"))]
     assert not set_baseline("main", runs, reading=Reading().as_dict(), reports=["0"], url=url)
     found = load_baseline("main", url=url)
-    assert Reading.of(found.reading) == Reading()
+    assert Reading(**found.reading) == Reading()
     assert as_dict(compare(found.runs, others)) == as_dict(compare(runs, others))
     assert set_baseline("main", others, reading={}, reports=[], url=url)
     assert [len(one.runs) for one in baselines(url=url)] == [3]

@@ -1558,10 +1558,10 @@ def test_47_nor_in_any_file_or_picture(tmp_path: Path) -> None:
 
 
 def test_47_nor_in_a_query_or_an_error(tmp_path: Path) -> None:
-    from nsysddp.ingest import sql
+    from nsysddp.ingest import queries
 
     path = planted(tmp_path)
-    for name in sql.names():
+    for name in queries.names():
         for form in ("csv", "json", "text"):
             ran = run("query", name, path, "--format", form)
             assert SECRET not in ran.out + ran.err, (name, form)

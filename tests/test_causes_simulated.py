@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from simulation import truth
 from simulation.export import write
 from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
 
 from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.questions import context_of
-from nsysddp.questions.diagnosis import costs, diagnose, merging, slowing
+from nsysddp.questions.diagnosis import costs, diagnose, merging, slowing, stopped
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
@@ -139,15 +140,44 @@ def test_tied_paths_that_have_the_same_transfers_by_different_names_share_the_le
     }  # 50 in all; the means are 20 and 15 more
 
 
-def test_the_name_of_a_preempted_gpu_is_no_bound_where_its_transfers_lasted_longer_too(
-    tmp_path: Path,
-) -> None:
-    job = Job("pp", 4, 2, steps=4, layers=3, micro_batches=4, activation_bytes=60 * MIB)
-    stopped = replace(job, planted=Planted("preemption", 2.5e6, rank=1, how="stretch"))
-    first = first_of(diagnosed(stopped, tmp_path))
-    assert (first["cause"], first["rank"], first["is_bound"]) == ("straggler", 1, False)
-    assert "at most" not in first["claim"]
-    assert "longer than their like" in first["claim"]
+@pytest.mark.parametrize("kind", ["tp", "pp"])
+def test_transfers_that_a_stopped_gpu_held_up_are_its_rank_s(tmp_path: Path, kind: str) -> None:
+    job = Job(kind, 8, 4, steps=4, layers=3, micro_batches=4, activation_bytes=40 * MIB)
+    job = replace(job, planted=Planted("preemption", 2.5e6, rank=5, how="stretch"))
+    result = diagnosed(job, tmp_path)
+    late = result["diagnosis"].filter(cause="straggler").row(0, named=True)
+    assert late["rank"] == 5
+    moved = result["diagnosis_evidence"].filter(cause="straggler", kind="transfer")
+    assert moved["cost_ns"].sum() > 0
+    assert set(moved["rank"].to_list()) == {5}
+    assert late["cost_ns"] > truth.saving(job) - 0.02 * truth.mean(truth.lengths(job))
+
+
+def test_a_rank_that_is_slow_in_all_its_kernels_holds_up_no_transfer() -> None:
+    def longer(lengths: list[int]) -> pl.DataFrame:
+        return pl.DataFrame(
+            {"rank": 1, "is_gap": False, "own_ns": lengths, "longer_ns": [one - 100 for one in lengths]}
+        )
+
+    assert stopped.stopped_ranks(longer([140] * 10)) == []
+    assert stopped.stopped_ranks(longer([100] * 9 + [400])) == [1]
+    assert stopped.stopped_ranks(longer([100] * 10)) == []
+
+
+def test_a_pause_of_all_ranks_of_a_pipeline_makes_none_of_them_late(tmp_path: Path) -> None:
+    """Later stages wait for the first meanwhile, so their GPUs show no pause of their own."""
+    job = Job(
+        "pp",
+        8,
+        2,
+        steps=4,
+        layers=3,
+        micro_batches=4,
+        planted=Planted("pause_all", 6e6, None, "forward", "free"),
+    )
+    result = diagnosed(job, tmp_path)
+    assert first_of(result)["cause"] == "allocation"
+    assert result["diagnosis"].filter(cause="straggler")["step_ratio"].sum() < 0.01
 
 
 def test_a_cost_beside_communication_that_could_not_be_matched_is_no_bound(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from conftest import ROOT, require
 
 import nsysddp
 from nsysddp.cli import EXIT_CODES, exit_code
-from nsysddp.ingest import sql
+from nsysddp.ingest import queries
 from nsysddp.ingest.report import open_report
 from nsysddp.model import schema
 from nsysddp.model.errors import (
@@ -265,10 +265,10 @@ def test_a_rule_by_its_full_name(path: Path, tmp_path: Path) -> None:
 # --- queries ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sql.names())
+@pytest.mark.parametrize("name", queries.names())
 def test_the_header_of_a_query_is_its_sql(name: str, tmp_path: Path) -> None:
     """Tables and columns that it reads, and the columns that it returns, are exactly those of the header."""
-    query = sql.get(name)
+    query = queries.get(name)
     connection = sqlite3.connect(":memory:")
     for table in query.tables:
         columns = dict.fromkeys([*query.needs.get(table, ()), *query.optional.get(table, ())])
@@ -304,22 +304,22 @@ def test_the_header_of_a_query_is_its_sql(name: str, tmp_path: Path) -> None:
 )
 def test_a_query_with_a_wrong_header_is_refused(text: str, said: str) -> None:
     with pytest.raises(QueryError, match=said):
-        sql.parse(text, "q")
+        queries.parse(text, "q")
 
 
 def test_queries_are_listed_shown_and_run(path: Path, tmp_path: Path) -> None:
     listed = run("query").out
-    assert all(name in listed for name in sql.names())
+    assert all(name in listed for name in queries.names())
     assert run("query", "kernels", "--show").out == (ROOT / "queries" / "kernels.sql").read_text()
     rows = json.loads(run("query", "kernels", path, "--format", "json", "--limit", "3").out)
     assert len(rows) == 3
-    assert list(rows[0]) == list(sql.get("kernels").columns)
+    assert list(rows[0]) == list(queries.get("kernels").columns)
     target = tmp_path / "k.parquet"
     assert run("query", "kernels", path, "--format", "parquet", "--out", target).code == 0
     assert pl.read_parquet(target).height == 6
     assert run("query", "kernels", path, "--format", "csv", "--out", target).code == 2
     assert run("query", "kernels", path, "--format", "parquet").code == 2
-    for name in sql.names():
+    for name in queries.names():
         ran = run("query", name, path)
         assert ran.code == 0 or ran.line
 

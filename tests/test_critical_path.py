@@ -806,7 +806,7 @@ def test_steps_tile_the_run_and_name_their_pieces() -> None:
     ]
     assert [f.rank for f in result.findings] == [None, 1, 0, 0, 0]
     assert result.findings[0].message == (
-        "6.500 ms of critical path per step: compute 69.2%, host 23.1%, host_gap 7.7%"
+        "6.500 ms of critical path per step: compute 69.2%, host 23.1%, host between calls 7.7%"
     )
     assert [f.value for f in result.findings] == [6.5 * MS, 2.5 * MS, 2 * MS, 1.5 * MS, 0.5 * MS]
     late = critical_path(trace, first_step=1)["critical_path_step"]

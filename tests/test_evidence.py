@@ -470,7 +470,7 @@ def test_a_forged_export_is_found_with_the_reports(made: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "damage", ["{}", "[]", "{", '{"format": "nsysddp evidence 9"}', '{"format": "nsysddp evidence 1"}']
+    "damage", ["{}", "[]", "{", '{"format": "nsysddp evidence 9"}', '{"format": "nsysddp evidence 2"}']
 )
 def test_a_foreign_manifest_is_one_clear_line(plain: Path, tool: Tool, tmp_path: Path, damage: str) -> None:
     out = tmp_path / "x.zip"

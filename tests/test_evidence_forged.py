@@ -32,8 +32,11 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def computed_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows from one request and the same reports is computed once for all forgeries."""
-    prepare, build = bundle.prepare, bundle.build
+    """What follows from the same input is computed once for all forgeries.
+
+    That is: the runs of one request, the members of a bundle, a picture of the same drawn data, a packed member.
+    """
+    prepare, build, picture, packed = bundle.prepare, bundle.build, bundle._picture, archive._packed
 
     def prepared(request: Any, new: Any, base: Any, scratch: Path) -> Any:
         key = repr(
@@ -52,12 +55,26 @@ def computed_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
             _BUILT[key] = build(evidence, copies)
         return _BUILT[key]
 
+    def drawn_once(figure: Any, kind: str, data: str) -> bytes:
+        if (kind, data) not in _PICTURES:
+            _PICTURES[kind, data] = picture(figure, kind, data)
+        return _PICTURES[kind, data]
+
+    def packed_once(content: bytes) -> bytes:
+        if content not in _PACKED:
+            _PACKED[content] = packed(content)
+        return _PACKED[content]
+
     monkeypatch.setattr(bundle, "prepare", prepared)
     monkeypatch.setattr(bundle, "build", built)
+    monkeypatch.setattr(bundle, "_picture", drawn_once)
+    monkeypatch.setattr(archive, "_packed", packed_once)
 
 
 _PREPARED: dict[str, Any] = {}
 _BUILT: dict[Any, Any] = {}
+_PICTURES: dict[tuple[str, str], bytes] = {}
+_PACKED: dict[bytes, bytes] = {}
 
 
 def checked(members: dict[str, bytes], out: Path, given: list[Path] | None = None) -> Any:
@@ -178,7 +195,7 @@ def test_sizes_and_unknown_keys_in_the_list_of_files_are_checked(
 
 def test_a_key_that_is_there_twice_is_found(members: dict[str, bytes], tmp_path: Path) -> None:
     twice = members["evidence.json"].replace(
-        b'{\n "schema_version"', b'{\n "question": "x",\n "schema_version"', 1
+        b'{\n "schema_version"', b'{\n "request": "x",\n "schema_version"', 1
     )
     assert json.loads(twice) == json.loads(members["evidence.json"])
     outcome = checked({**members, "evidence.json": twice}, tmp_path / "forged.zip")

@@ -24,7 +24,7 @@ from conftest import ROOT, unpack_fixture
 from folders import Kind, as_folder
 
 from nsysddp.evidence.redact import redact
-from nsysddp.ingest import sql
+from nsysddp.ingest import queries, sql
 from nsysddp.ingest.nsys import TABLES
 from nsysddp.ingest.report import open_report
 from nsysddp.join.load import load
@@ -209,7 +209,7 @@ def test_a_real_pair_with_kernels_reads_alike(
     same(load(unpacked("h200/one_gpu"), **EVERYTHING), load(tmp_path / "one_gpu_parquetdir", **EVERYTHING))
 
 
-QUERIES = [name for name in sql.names() if set(sql.get(name).parameters) <= {"first_row", "last_row"}]
+QUERIES = [name for name in queries.names() if set(queries.get(name).parameters) <= {"first_row", "last_row"}]
 
 
 @pytest.mark.parametrize("name", [name for name in QUERIES if name != "host_identity"])
@@ -222,13 +222,13 @@ def test_every_query_answers_alike(name: str, pair: tuple[Path, Path], tmp_path:
             )
 
 
-@pytest.mark.parametrize("name", [name for name in sql.names() if sql.get(name).distinct])
+@pytest.mark.parametrize("name", [name for name in queries.names() if queries.get(name).distinct])
 def test_equal_rows_say_no_more_than_one_where_a_query_says_so(name: str, tmp_path: Path) -> None:
     export = export_with_everything()
-    values = {"pid": 100} if "pid" in sql.get(name).parameters else {}
+    values = {"pid": 100} if "pid" in queries.get(name).parameters else {}
     answers = []
     for times in (1, 2):
-        for table in sql.get(name).distinct:
+        for table in queries.get(name).distinct:
             export.rows[table] = export.rows.get(table, []) * times
         with open_report(export.write(tmp_path / f"{times}.sqlite")) as report:
             answers.append(sorted(map(repr, sql.rows(report, name, **values))))
@@ -544,7 +544,7 @@ def test_a_report_of_nsys_becomes_parquet_where_nsys_writes_it(
 
 
 def test_every_table_that_a_question_reads_is_exported() -> None:
-    for name in sql.names():
-        for table in sql.get(name).tables:
+    for name in queries.names():
+        for table in queries.get(name).tables:
             known = table in ("EXPORT_META_DATA", "TARGET_INFO_CUDA_GPU")  # of nsys that write no Parquet
             assert known or any(re.fullmatch(pattern, table) for pattern in TABLES), table

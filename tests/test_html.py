@@ -30,13 +30,14 @@ from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.questions import Context, analyze, context_of
 from nsysddp.questions.buckets import buckets
+from nsysddp.questions.compare.tables import COMPARISON, MATRIX
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.diagnosis import diagnose
 from nsysddp.render import per_rank
 from nsysddp.render.html import _timeline_notes, html_report
 from nsysddp.render.html.packed import brief, outline, resolution, timeline_of, varints
 from nsysddp.render.html.program import imports, module, order, program
-from nsysddp.render.html.tables import _cells
+from nsysddp.render.html.tables import _cells, short_table
 
 NASTY = (
     "</script><img src=x onerror=alert(1)>",
@@ -433,6 +434,21 @@ def test_values_of_a_comparison_are_shown_in_the_unit_that_is_told() -> None:
     assert _cells(row) == ["step", "ms", "2.500", "−0.500", "-20.0 %"]
     row = {"metric": "throughput", "unit": "per s", "base": 2_500.0, "difference": None, "change_ratio": None}
     assert _cells(row) == ["throughput", "per s", "2,500", "", ""]
+
+
+def test_the_tables_of_a_comparison_show_times_in_ms_and_not_in_powers_of_ten() -> None:
+    one = {
+        "metric": "step_ns",
+        "unit": "ns",
+        "base": 5_770_000.0,
+        "new": 5_000_000.0,
+        "difference": -770_000.0,
+    }
+    table = short_table("comparison", COMPARISON.frame([one]))
+    assert table["rows"][0]["cells"] == ["step", "ms", "5.770", "5.000", "−0.770"]
+    one = {"side": "base", "metric": "window_ns", "rank": 0, "steps": 3, "median": 5_770_000.0}
+    table = short_table("matrix", MATRIX.frame([one]))
+    assert table["rows"][0]["cells"] == ["base", "window (ms)", "0", "3", "5.770"]
 
 
 def test_the_page_is_the_same_in_every_process(run: Path, page: str) -> None:

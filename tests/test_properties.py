@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from nsysddp.join.load import load
-from nsysddp.model.intervals import Intervals, grouped_union
+from nsysddp.model.intervals import GroupedAxis, Intervals, grouped_union
 from nsysddp.questions import analyze
-from nsysddp.questions.overlap import medians
+from nsysddp.questions.kernels import medians
 from nsysddp.questions.steps import Selection
 
 SPANS = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=12)
@@ -120,6 +120,22 @@ def test_extreme_times_do_not_overflow() -> None:
     assert some.length_ns == 5 + far
     group, start, end = grouped_union([0, 5_000, 5_000], [-far, -far, 0], [far, 0, far])
     assert (group.tolist(), start.tolist(), end.tolist()) == ([0, 5000], [-far, -far], [far, far])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(-20, 20)), max_size=20), st.sampled_from([1, 1 << 56])
+)
+def test_algebra_of_one_axis_for_all_groups(pairs: list[tuple[int, int]], scale: int) -> None:
+    """Short axes hold values, too long ones their places; both order and give back what was placed."""
+    group = np.array([g for g, _ in pairs], dtype=np.int64)
+    value = np.array([v * scale for _, v in pairs], dtype=np.int64)
+    axis = GroupedAxis(value, 6)
+    place = axis.place(group, value)
+    order = np.argsort(place, kind="stable")
+    assert order.tolist() == np.lexsort((value, group)).tolist()
+    assert axis.value(place, group).tolist() == value.tolist()
+    same = [(a == c and b == d) for a, b in pairs for c, d in pairs]
+    assert (place[:, None] == place[None, :]).ravel().tolist() == same
 
 
 def test_an_empty_set() -> None:

@@ -81,7 +81,7 @@ def screen(name: str, result: Result, width: int, table: str | None = None) -> s
     """What a question's command prints on a terminal of this width."""
     out = Console(width=width, file=io.StringIO(), highlight=False, markup=False, emoji=False)
     if table is not None:
-        print_table(result, table, out)
+        print_table(result[table], table, out)
     elif name in _SCREENS:
         module, _, function = _SCREENS[name].partition(":")
         getattr(import_module(module), function)(result, out)

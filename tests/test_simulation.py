@@ -26,6 +26,8 @@ from simulation.engine import (
 )
 from simulation.export import Clock, write
 from simulation.jobs import KINDS, MIB, MS, US, Job, Planted, layout, simulate
+from simulation.trials import Trial
+from simulation.verdicts import judge_verdict
 
 COST = 10 * US
 FIRST = COST + LAUNCH_NS + GAP_NS
@@ -309,6 +311,44 @@ def test_host_time_ahead_of_every_bucket_comes_with_every_bucket(tmp_path: Path)
     }
 
 
+PIPE = Job(kind="pp", ranks=4, group=4, layers=2, micro_batches=4, gbps=50.0)
+
+
+def test_a_pause_that_all_stages_make_is_no_straggler(tmp_path: Path) -> None:
+    """It lies ahead of other calls in each stage, which match nothing, and belongs to all all the same."""
+    paused = replace(
+        PIPE, item_each_step=True, planted=Planted("pause_all", 6 * MS, phase="forward", how="stream")
+    )
+    assert predicted(paused, tmp_path)["no_straggler"] == (pytest.approx(0, abs=0.01), True)
+
+
+def test_transfers_that_another_process_stretched_are_part_of_a_straggler(tmp_path: Path) -> None:
+    taken = Planted("preemption", 2 * MS, rank=1, how="stretch")
+    plain = Job(
+        kind="tp", ranks=4, group=2, layers=5, steps=6, activation_bytes=8 * MIB, gbps=20.0, marked=True
+    )
+    job = replace(plain, layer_ns=MS, planted=taken)
+    assert predicted(job, tmp_path)["no_straggler"] == (pytest.approx(0, abs=0.02), True)
+
+
+def test_streams_that_share_one_hardware_queue_are_replayed_in_order(tmp_path: Path) -> None:
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: what a collective held back starts earlier when the collective does."""
+    queue = Planted("one_queue")
+    job = Job(kind="hsdp", ranks=4, group=2, layers=5, layer_bytes=48 * MIB, gbps=40.0, planted=queue)
+    found = predicted(job, tmp_path)
+    for scenario in ("no_communication", "faster_1.5", "faster_4"):
+        assert found[scenario] == (pytest.approx(0, abs=0.02), True), scenario
+
+
+def test_what_unmatched_transfers_waited_for_is_not_predicted(tmp_path: Path) -> None:
+    """Without payloads nobody knows who sends to whom in a pipeline."""
+    rows = judge.ask(write(simulate(PIPE), tmp_path, payload=False), PIPE, payload=False).whatif
+    silent = {row["scenario"]: row["reason"] for row in rows if row["step_ns"] is None}
+    assert {"faster_4", "no_straggler"} <= set(silent)
+    assert "without a known counterpart" in silent["faster_4"]
+    assert "--include-blobs=true" in silent["faster_4"]
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}
@@ -370,6 +410,7 @@ def test_a_scenario_is_met_only_where_closeness_and_bands_both_hold() -> None:
         "at_most_holds": None,
         "wrong_high": False,
         "buckets": None,
+        "verdict": None,
         "whatif": [guess("a", 0.01), guess("b", 0.2), guess("c", 0.01, inside=False)],
         "silent": [{"scenario": "d", "reason": "because"}],
     }
@@ -382,3 +423,20 @@ def test_a_scenario_is_met_only_where_closeness_and_bands_both_hold() -> None:
     assert lines["d"].endswith("| 1 | because |")
     assert "| 1/0 | tp | clean | b | +20.0% | -2.0% to +2.0% of the prediction |" in text
     assert "kinds of job x scenarios where both hold | 1 of 3 (33.3%)" in text
+
+
+def test_a_verdict_is_judged_by_its_rank_and_by_what_the_step_is_without_what_it_names() -> None:
+    job = Job(ranks=2, steps=3, layers=3, layer_bytes=60 * MIB, planted=Planted("slow_rank", 2.0, rank=1))
+    step = truth.mean(truth.lengths(job))
+    trial = Trial(0, 0, job, per_rank=False, payload=True, saving_share=0.3, is_due=True)
+
+    def judged(code: str, rank: int | None, value: float) -> tuple[bool | None, bool | None]:
+        made = judge_verdict(trial, step, {"code": code, "rank": rank, "value": value})
+        return made["late_right"], made["holds"]
+
+    assert judged("late_rank", 1, 0.1 * step) == (True, True)
+    assert judged("late_rank", 0, 0.1 * step) == (False, False)
+    assert judged("bound_by_compute", None, 0.7 * step) == (False, True)
+    assert judged("bound_by_communication", None, 0.9 * step) == (False, False)
+    exposed = step - truth.mean(truth.lengths(replace(job, communication=0.0)))
+    assert judged("bound_by_communication", None, exposed) == (False, True)

@@ -93,7 +93,7 @@ def test_a_page_of_the_gallery_has_all_that_it_must_have(name: str, site: Path) 
         assert part in page
     text = re.sub(r"<[^>]+>", "", page)
     assert re.search(r"\$ nsysddp (analyze|diagnose) before-1\.sqlite", text)
-    assert "$ nsysddp compare before-1.sqlite" in text
+    assert "$ nsysddp compare after-1.sqlite" in text
 
 
 def test_commands_in_the_tutorial_were_run(site: Path) -> None:

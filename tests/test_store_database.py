@@ -176,7 +176,7 @@ def engine_of(url: str) -> Engine:
     return database._engine(database.resolve_url(url))
 
 
-NO_BASELINE = {"baseline": 0}
+NOTHING_ELSE = {"baseline": 0, "request": 0}
 
 
 def row_counts(url: str) -> dict[str, int]:
@@ -248,7 +248,7 @@ def test_the_same_document_is_the_same_run(url: str) -> None:
     assert (stored.label, stored.capture) == ("named later", {"seed": 7})
     assert (
         row_counts(url)
-        == {"run": 1, "input": 1, "rank": 2, "overlap": 6, "finding": 1, "tag": 0} | NO_BASELINE
+        == {"run": 1, "input": 1, "rank": 2, "overlap": 6, "finding": 1, "tag": 0} | NOTHING_ELSE
     )
     assert save(document(1), url=url) != number
 
@@ -271,7 +271,7 @@ def test_delete_takes_every_row_of_the_run_and_no_other(url: str) -> None:
     delete([first], url=url)
     assert (
         row_counts(url)
-        == {"run": 1, "input": 1, "rank": 2, "overlap": 6, "finding": 1, "tag": 1} | NO_BASELINE
+        == {"run": 1, "input": 1, "rank": 2, "overlap": 6, "finding": 1, "tag": 1} | NOTHING_ELSE
     )
     delete([second], url=url)
     assert set(row_counts(url).values()) == {0}
@@ -492,7 +492,7 @@ def _later_revision(folder: Path, body: str) -> Path:
     """A copy of the migrations with one more revision."""
     shutil.copytree(database.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "versions" / "9001_later.py").write_text(
-        'import sqlalchemy as sa\nfrom alembic import op\nrevision = "9001"\ndown_revision = "0002"\n'
+        'import sqlalchemy as sa\nfrom alembic import op\nrevision = "9001"\ndown_revision = "0003"\n'
         f"def upgrade():\n{body}"
     )
     return folder

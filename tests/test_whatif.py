@@ -234,7 +234,8 @@ def test_kernels_beside_shorter_communication_run_alone_earlier() -> None:
     program = replay.recorded(build(trace))
     kernels = Kernels.of(trace)
     for factor, end in ((3, 11), (1, 13), (0.75, 14), (900, 10)):
-        schedule = kernels.settled(sent_faster(program, trace, factor), program.duration, {0: 1 / 3})
+        work = kernels.freed(program.duration, {0: 1 / 3})
+        schedule = kernels.settled(sent_faster(program, trace, factor), work, {0: 1 / 3})
         assert schedule.end[: program.events].max() / MS == pytest.approx(end, abs=0.02), factor
 
 
@@ -507,7 +508,7 @@ def test_without_sizes_a_bucket_is_spread_evenly() -> None:
     captured, _ = ddp(SIZES, 10 * MIB, ms_per_mib=0.3)
     context = context_of(captured)
     graph = build(captured)
-    found = recorded_buckets(context, graph, buckets(context, graph=graph)["bucket"])
+    found = recorded_buckets(context, graph, buckets(context)["bucket"])
     assert len(found.sizes) == len(SIZES)
     assert sum(found.sizes) == sum(SIZES)
     assert not found.measured_sizes

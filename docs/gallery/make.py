@@ -77,7 +77,7 @@ def page(one: Pathology, folder: Path) -> str:
             one,
             screen=f"$ nsysddp {one.command} before-1.sqlite\n{shown}",
             number=one.number(before[0], after[0]),
-            proof=f"$ nsysddp compare {given} --with {given.replace('before', 'after')}\n{_verdict(comparison)}",
+            proof=f"$ nsysddp compare {given.replace('before', 'after')} --against {given}\n{_verdict(comparison)}",
         )
 
 

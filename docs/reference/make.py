@@ -19,7 +19,7 @@ from nsysddp.cli.options import selection_options
 from nsysddp.model.keys import KEYS
 from nsysddp.model.warnings import WARNING_CODES
 from nsysddp.questions.analysis import ANALYSES
-from nsysddp.questions.question import VERBS, Question, asked, question
+from nsysddp.questions.question import Question, asked, question
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent.parent / "README.md"
@@ -179,7 +179,7 @@ def _tables() -> str:
         for table in wanted.tables:
             rows = [(f"`{one.name}`", str(one.dtype).partition("(")[0], one.meaning) for one in table.columns]
             about = needs.get(table.name, "")
-            key = ", ".join(f"`{name}`" for name in KEYS[table.name]) or "none"
+            key = ", ".join(f"`{name}`" for name in KEYS.get(table.name, ())) or "none"
             made += [f"### {table.name}", _text(f"{about} One row: {table.row}. Key: {key}.".strip())]
             made.append(_table(("column", "type", "meaning"), rows))
     return _join(made)
@@ -199,7 +199,7 @@ def _warnings() -> str:
 def _every_question() -> Iterator[tuple[str, Question]]:
     """The command of each question, and the question."""
     for name in asked():
-        yield VERBS.get(name, name.replace("_", "-")), question(name)
+        yield question(name).command, question(name)
 
 
 # --- Markdown -------------------------------------------------------------------------------------------------

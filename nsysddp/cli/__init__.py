@@ -19,7 +19,7 @@ import click
 import nsysddp
 from nsysddp.model import scratch
 from nsysddp.model.errors import CannotTell, NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
-from nsysddp.questions.question import VERBS, asked
+from nsysddp.questions.question import asked, command_of
 
 EXIT_CODES = {
     0: "ok",
@@ -47,6 +47,8 @@ _ORDER = (
     "buckets",
     "contention",
     "idle",
+    "communicators",
+    "slack",
     "compare",
     "check",
     "evidence",
@@ -70,7 +72,7 @@ _ORDER = (
 @cache
 def _questions() -> dict[str, str]:
     """Command to the question that it asks."""
-    return {VERBS.get(name, name.replace("_", "-")): name for name in asked()}
+    return {command_of(name): name for name in asked()}
 
 
 class _LazyGroup(click.Group):

@@ -9,13 +9,9 @@ import click
 
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.cli.runs import database_option, format_option
-from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsysddp.evidence.sources import Reading
-    from nsysddp.store.baselines import Baseline
+    pass
 
 
 @click.group(name="baseline", short_help="Named runs that later ones are checked against.")
@@ -37,15 +33,16 @@ def set_(name: str, request: Request, url: str | None) -> None:
     Each REPORT is one run, as in `nsysddp compare`: a report, a folder of `nsysddp capture` (or one that holds several,
     or the reports of all ranks), or run:N of the results database.
     """
-    from nsysddp.cli.compare import hashes_of, runs_of
     from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.sides import hashes_of, loaded, side_of
+    from nsysddp.evidence.sources import check_alike
     from nsysddp.store.baselines import set_baseline, steps_of
 
     reading = reading_of(request)
-    _, runs = runs_of((), request.reports, reading, db=url)
-    replaced = set_baseline(
-        name, runs, reading=reading.as_dict(), reports=hashes_of(request.reports, db=url), url=url
-    )
+    side = side_of(request.reports)
+    check_alike((), side.sources)
+    runs = loaded(side, reading, db=url)
+    replaced = set_baseline(name, runs, reading=reading.as_dict(), reports=hashes_of(side, db=url), url=url)
     counted = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {sum(map(steps_of, runs))} steps"
     click.echo(f"{'replaced' if replaced else 'set'} baseline {name.strip()}: {counted}", err=True)
 
@@ -55,7 +52,8 @@ def set_(name: str, request: Request, url: str | None) -> None:
 @database_option
 def list_(form: str, url: str | None) -> None:
     """List the baselines by name."""
-    from nsysddp.cli.runs import print_table
+    from nsysddp.cli.runs import print_rows
+    from nsysddp.render.screen import Column
     from nsysddp.store.baselines import baselines, steps_of
 
     kept = baselines(url=url)
@@ -65,8 +63,15 @@ def list_(form: str, url: str | None) -> None:
     if not kept:
         click.echo("there is no baseline", err=True)
         return
-    print_table(
-        ("name", "set (UTC)", "runs", "ranks", "steps", "GPU"),
+    print_rows(
+        [
+            Column("name", left=True),
+            Column("set (UTC)"),
+            Column("runs"),
+            Column("ranks"),
+            Column("steps"),
+            Column("GPU", left=True, spare=1),
+        ],
         [
             (
                 one.name,
@@ -78,7 +83,6 @@ def list_(form: str, url: str | None) -> None:
             )
             for one in kept
         ],
-        right=("runs", "ranks", "steps"),
     )
 
 
@@ -88,21 +92,22 @@ def list_(form: str, url: str | None) -> None:
 @database_option
 def show(name: str, form: str, url: str | None) -> None:
     """Show one baseline: its runs and how they were read."""
-    from nsysddp.render.theme import printable
+    from nsysddp.cli.runs import print_facts
     from nsysddp.store.baselines import load_baseline
 
     content = load_baseline(name, url=url).as_dict()
     if form == "json":
         click.echo(json.dumps(content, indent=2))
         return
-    click.echo(f"baseline {printable(content['name'])}")
-    click.echo(f"set      {content['created_at']} by nsysddp {printable(content['tool_version'])}")
+    facts = [
+        ("baseline", content["name"]),
+        ("set", f"{content['created_at']} by nsysddp {content['tool_version']}"),
+    ]
     for run in content["runs"]:
-        click.echo(f"run      {printable(run['name'])}: {len(run['ranks'])} ranks, {run['steps']} steps")
-        for fact, value in run["facts"].items():
-            click.echo(f"         {printable(fact)} = {printable(value)}")
-    for key, value in content["reading"].items():
-        click.echo(f"read     {key} = {printable(json.dumps(value))}")
+        facts.append(("run", f"{run['name']}: {len(run['ranks'])} ranks, {run['steps']} steps"))
+        facts += [("", f"{fact} = {value}") for fact, value in run["facts"].items()]
+    facts += [("read", f"{key} = {json.dumps(value)}") for key, value in content["reading"].items()]
+    print_facts(facts)
 
 
 @command.command()
@@ -116,40 +121,3 @@ def delete(name: str, yes: bool, url: str | None) -> None:
     if not yes:
         click.confirm(f"Delete baseline {name} for good?", abort=True, err=True)
     delete_baseline(name, url=url)
-
-
-def baseline_for(name: str, reading: Reading, reports: Sequence[str], *, db: str | None) -> Baseline:
-    """The baseline that runs with this reading are compared with.
-
-    Args:
-        name: its name.
-        reading: how the runs are read.
-        reports: SHA-256 of their reports.
-        db: results database.
-
-    Raises:
-        UsageError: the baseline was read otherwise, or from one of the same reports.
-        EvidenceError: there is none of this name.
-    """
-    import nsysddp
-    from nsysddp.store.baselines import load_baseline
-
-    found = load_baseline(name, url=db)
-    wanted = reading.as_dict()
-    differing = sorted(key for key in {*wanted, *found.reading} if wanted.get(key) != found.reading.get(key))
-    if differing:
-        raise UsageError(
-            f"baseline {name} was read with other options ({', '.join(differing)})",
-            do="give the same ones, or set it again with these",
-        )
-    if set(found.reports) & set(reports):
-        raise UsageError(
-            f"a report given is one of baseline {name}: it would be compared with itself",
-            do="every repeat is a capture of its own",
-        )
-    if found.tool_version != nsysddp.__version__:
-        click.echo(
-            f"note: baseline {name} was analysed by nsysddp {found.tool_version}, these runs by {nsysddp.__version__}",
-            err=True,
-        )
-    return found

@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsysddp.cli.compare import WithMany, spread
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.sides import AGAINST, against_option, other_runs, side_of
+from nsysddp.cli.words import Worded
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.claims.claim import Claim
     from nsysddp.evidence.claims.reading import Claims
     from nsysddp.questions.compare.run import Run
-
-
-class WithBase(WithMany):
-    """A command whose ``--base`` takes every value up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat ``--base`` before each of its values, as click wants it."""
-        return click.Command.parse_args(self, ctx, spread("--base", args))
 
 
 def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -37,7 +30,13 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
     context.exit()
 
 
-@click.command("check", cls=WithBase, short_help="Do claims about a run hold? For CI: exits 0, 1 or 6.")
+@click.command(
+    "check",
+    cls=Worded,
+    many=(AGAINST,),
+    old={"--base": AGAINST},
+    short_help="Do claims about a run hold? For CI: exits 0, 1 or 6.",
+)
 @selection_options
 @click.option("--claim", "texts", multiple=True, metavar="TEXT", help="A claim; repeatable.")
 @click.option(
@@ -47,16 +46,7 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
     metavar="FILE",
     help='TOML: question = "...", and below [claims] lines of name = "claim".',
 )
-@click.option(
-    "--base",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="BASE...",
-    help="Runs that claims of a change compare with: every value up to the next option.",
-)
-@click.option(
-    "--against", metavar="NAME", help="Claims of a change compare with this baseline (nsysddp baseline)."
-)
+@against_option("What claims of a change compare with, reports, captures, run:N or a baseline")
 @click.option("--db", metavar="URL", help="Results database of --against.")
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
@@ -85,8 +75,7 @@ def command(
     request: Request,
     texts: tuple[str, ...],
     file: Path | None,
-    base: tuple[Path, ...],
-    against: str | None,
+    against: tuple[str, ...],
     db: str | None,
     allow_unlike: bool,
     form: str,
@@ -99,7 +88,7 @@ def command(
     """
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.claims import check
-    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, repeats, sha256_of
+    from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, sha256_of
     from nsysddp.questions.compare import compare
     from nsysddp.render import claims as render
     from nsysddp.render.files import check_file, whole_file
@@ -107,23 +96,19 @@ def command(
 
     if form == "json" and annotations:
         raise UsageError("--format json and --annotations both want stdout", do="give one of them")
-    if base and against is not None:
-        raise UsageError("--base and --against are two bases", do="give one of them")
-    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    sources, base = ranks_of_one_run(request.reports), side_of(against, db=db, baselines=True)
+    base_sources = base.sources
     if junit is not None:
         check_file(junit, force=True, inputs=inputs_of(request, [*sources, *base_sources], file))
     claims = gather(texts, file)
     reading = reading_of(request)
     check_alike(base_sources, sources)
-    others: Sequence[Run] = ()
-    if against is not None:
-        from nsysddp.cli.baseline import baseline_for
-
-        reports = [sha256_of(path) for source in sources for path in source.reports]
-        others = baseline_for(against, reading, reports, db=db).runs
     runs = load_all(sources, reading)
-    if base_sources:
-        others = [one.run for one in load_all(base_sources, reading)]
+    others: Sequence[Run] = ()
+    if against:
+        others = other_runs(
+            base, reading, lambda: [sha256_of(path) for one in sources for path in one.reports], db=db
+        )
     comparison = None
     if others:
         comparison = compare(others, [one.run for one in runs], allow_unlike=allow_unlike)

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nsysddp.cli.check import gather as gather_claims
-from nsysddp.cli.compare import spread
-from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.saying import say
+from nsysddp.cli.sides import AGAINST, Side, against_option, side_of
+from nsysddp.cli.words import Worded, file_option
+from nsysddp.model.errors import UsageError
 
-
-class WithCompare(click.Command):
-    """A command whose ``--compare`` takes every value up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat ``--compare`` before each of its values, as click wants it."""
-        return super().parse_args(ctx, spread("--compare", args))
+if TYPE_CHECKING:
+    from nsysddp.evidence.sources import Source
 
 
 @click.command(
-    "evidence", cls=WithCompare, short_help="Write a bundle for a review that can be checked again."
+    "evidence",
+    cls=Worded,
+    many=(AGAINST,),
+    old={"--compare": AGAINST},
+    short_help="Write a bundle for a review that can be checked again.",
 )
 @selection_options
-@click.option(
-    "--compare",
-    "base",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="BASE...",
-    help="Runs to compare with: every value up to the next option.",
-)
+@against_option("Runs to compare with, reports or captures")
 @click.option(
     "--claim", "texts", multiple=True, metavar="TEXT", help="A claim (see nsysddp check); repeatable."
 )
@@ -52,18 +47,11 @@ class WithCompare(click.Command):
     metavar="KEY",
     help="Sign it with this private key of OpenSSH (ssh-keygen does it, and asks for a passphrase).",
 )
-@click.option(
-    "-o",
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The archive (.zip).",
-)
+@file_option("The archive (.zip).")
 @click.option("--force", is_flag=True, help="Replace an existing archive.")
 def command(
     request: Request,
-    base: tuple[Path, ...],
+    against: tuple[str, ...],
     texts: tuple[str, ...],
     file: Path | None,
     question: str | None,
@@ -81,11 +69,11 @@ def command(
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence import archive, bundle, signature
     from nsysddp.evidence.claims.reading import Claims
-    from nsysddp.evidence.sources import check_alike, ranks_of_one_run, repeats
+    from nsysddp.evidence.sources import check_alike, ranks_of_one_run
     from nsysddp.model.scratch import scratch_folder
     from nsysddp.render.files import check_file, whole_file
 
-    sources, base_sources = ranks_of_one_run(request.reports), repeats(base)
+    sources, base_sources = ranks_of_one_run(request.reports), _files(side_of(against, baselines=True))
     inputs = inputs_of(request, [*sources, *base_sources], file)
     check_file(out, force=force, inputs=inputs if key is None else (*inputs, key))
     if key is not None:
@@ -110,3 +98,18 @@ def command(
     with whole_file(out, force=force) as stream:
         stream.write(content)
     say(f"wrote {out} ({len(content):,} bytes)")
+
+
+def _files(side: Side) -> list[Source]:
+    """The other side's runs: an archive is made of files, so that it can be made again.
+
+    Raises:
+        UsageError: it is a baseline or has kept runs.
+    """
+    if side.baseline is not None or side.kept:
+        given = f"baseline {side.baseline}" if side.baseline is not None else f"run:{side.kept[0]}"
+        raise UsageError(
+            f"an archive is made from reports, and {given} holds none",
+            do=f"give reports or captures {AGAINST}",
+        )
+    return side.sources

@@ -12,19 +12,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "timeline report.sqlite --steps 1:3 --ranks 0 -o two_steps.svg",
     ),
     "compare": (
-        "compare out/before-* --with out/after-*",
-        "compare run:1 run:2 run:3 --with run:4 run:5 run:6",
+        "compare out/after-* --against out/before-*",
+        "compare run:4 run:5 run:6 --against run:1 run:2 run:3",
         "compare out/after-* --against main",
     ),
     "check": (
         'check report.sqlite --claim "overlap on every rank: hidden_transfer_ns > 0"',
         'check report.sqlite --claim "exposed_communication_ns p95 <= 20ms"',
-        'check out/after-* --base out/before-* --claim "step improves by >= 3% with 95% confidence"',
+        'check out/after-* --against out/before-* --claim "step improves by >= 3% with 95% confidence"',
         'check out/after-* --against main --claim "step worsens by <= 2%"',
     ),
     "evidence": (
         'evidence report.sqlite --claim "overlap on every rank" -o evidence.zip',
-        "evidence out/after-* --compare out/before-* --claims claims.toml -o review.zip",
+        "evidence out/after-* --against out/before-* --claims claims.toml -o review.zip",
     ),
     "verify": (
         "verify evidence.zip report.sqlite",

@@ -6,20 +6,16 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.saying import say
+from nsysddp.cli.words import Worded, file_option
 
 
-@click.command("export", short_help="Write a run for the Perfetto viewer.")
-@selection_options
-@click.option(
-    "--perfetto",
-    "out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The trace: .pftrace.",
+@click.command(
+    "export", cls=Worded, old={"--perfetto": "-o"}, short_help="Write a run for the Perfetto viewer."
 )
+@selection_options
+@file_option("The trace: .pftrace.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def command(request: Request, out: Path, force: bool) -> None:
     """Write the run as a Perfetto trace, to open at https://ui.perfetto.dev or with its trace processor.

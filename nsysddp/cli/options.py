@@ -145,7 +145,7 @@ _OPTIONS = (
         default=100.0,
         show_default=True,
         metavar="US",
-        help="Clock residual up to which wait and transfer are told.",
+        help="Clock residual up to which wait and transfer are told apart.",
     ),
 )
 
@@ -230,9 +230,9 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as display:
         tasks: dict[str, Any] = {}
 
-        def told(what: str, rows: int, total: int | None) -> None:
+        def advanced(what: str, rows: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = display.add_task(what, total=total)
             display.advance(tasks[what], rows)
 
-        yield told
+        yield advanced

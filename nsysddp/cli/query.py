@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.words import file_option
 from nsysddp.model.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "csv", "json", "parquet"]),
     default="text",
     show_default=True,
-    help="parquet needs --out.",
+    help="parquet needs -o.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of to stdout."
-)
+@file_option("Write there instead of to stdout.", required=False)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     name: str | None,
@@ -43,7 +42,7 @@ def command(
 
     Columns hold what the export holds: process ids are packed (globalPid), texts can hold names and paths.
     """
-    from nsysddp.ingest import sql
+    from nsysddp.ingest import queries
 
     if name is None:
         _list()
@@ -51,10 +50,10 @@ def command(
     if show or report is None:
         if name.endswith(".sql"):
             raise UsageError("name the report on which to run the file", do="nsysddp query FILE.sql REPORT")
-        click.echo((sql.folder() / f"{sql.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
+        click.echo((queries.folder() / f"{queries.get(name).name}.sql").read_text(encoding="utf-8"), nl=False)
         return
     if form == "parquet" and out is None:
-        raise UsageError("parquet is no text", do="give --out FILE")
+        raise UsageError("parquet is no text", do="give -o FILE")
     if out is not None:
         from nsysddp.render.files import check_file
 
@@ -65,14 +64,14 @@ def command(
 def _list() -> None:
     from rich.table import Table
 
-    from nsysddp.ingest import sql
+    from nsysddp.ingest import queries
     from nsysddp.render.text import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name in sql.names():
-        table.add_row(name, sql.get(name).question)
+    for name in queries.names():
+        table.add_row(name, queries.get(name).question)
     console().print(table)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.cli.emit import emit, format_option
 from nsysddp.cli.examples import with_examples
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.outputs import Outputs, output_options
 from nsysddp.model.errors import UsageError
-from nsysddp.questions.question import VERBS, question
+from nsysddp.questions.question import question
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 _SCREENS = {
     "analysis": "nsysddp.render.text:print_result",
     "buckets": "nsysddp.render.per_step:print_buckets",
+    "communicators": "nsysddp.render.communicators:print_communicators",
     "contention": "nsysddp.render.per_step:print_contention",
     "critical_path": "nsysddp.render.critical_path:print_critical_path",
     "diagnosis": "nsysddp.render.diagnosis:print_diagnosis",
@@ -43,98 +43,55 @@ def question_command(name: str) -> click.Command:
     ``--save``, ``--label``, ``--db``, ``--json-schema``, and those that the question declares.
     """
     asked = question(name)
-    command = VERBS.get(name, name.replace("_", "-"))
-    tables = [table.name for table in asked.tables]
 
-    def run(
-        request: Request,
-        form: str,
-        table: str | None,
-        out: Path | None,
-        force: bool,
-        save: bool,
-        label: str | None,
-        db: str | None,
-        **given: Any,
-    ) -> None:
+    def run(request: Request, outputs: Outputs, **given: Any) -> None:
         from nsysddp.questions.context import context_of
         from nsysddp.render import document
 
-        if out is not None:
-            document.check_target(out, force=force, inputs=request.inputs)
+        outputs.check(request.inputs)
         selection = request.selection()
         asked.check(selection)
-        options = {one.name: _value(one, given[one.name]) for one in asked.options}
+        options = {option.name: _value(option, given[option.name]) for option in asked.options}
         trace = request.load(**_reads(asked, request))
         result = asked.answer(context_of(trace, selection), **options)
-        if table is not None and table not in result.tables:
-            raise UsageError(f"the answer has no table {table} with these options", do="leave out --table")
-        if out is not None:
-            document.write_folder(result, out, force=force)
-        if save:
+        outputs.give(
+            result.tables,
+            shown=asked.shown,
+            write=partial(document.write, result),
+            text=lambda: _print(name, asked, result),
+            markdown=partial(_found(_PAGES[name]), result) if name in _PAGES else None,
+        )
+        if outputs.save:
             from nsysddp.store.database import save as keep
 
-            number = keep(document.as_dict(result), url=db, label=label)
+            number = keep(document.as_dict(result), url=outputs.db, label=outputs.label)
             click.echo(f"saved as run {number}", err=True)
-        if form == "markdown" and table is None and name in _PAGES:
-            click.echo(_found(_PAGES[name])(result))
-        else:
-            emit(result, form, table or asked.shown, lambda: _print(name, asked, result, table))
 
     made = click.command(
-        command,
+        asked.command,
         short_help=asked.ask,
         help=f"{asked.ask}\n\n{asked.more}",
     )
     wrapped: Any = run
-    for option in reversed([*_outputs(asked, tables), *(_click_option(one) for one in asked.options)]):
-        wrapped = option(wrapped)
+    for option in reversed(asked.options):
+        wrapped = _click_option(option)(wrapped)
+    tables = [table.name for table in asked.tables]
+    outputs = output_options(tables, asked.shown, partial(_schema, asked))
     return with_examples(
-        made(selection_options(format_option(wrapped))),
-        [f"{command} {example}" for example in asked.examples],
+        made(selection_options(outputs(wrapped))),
+        [f"{asked.command} {example}" for example in asked.examples],
     )
+
+
+def _schema(asked: Question) -> dict[str, Any]:
+    from nsysddp.render.document import json_schema
+
+    return json_schema(asked)
 
 
 def _reads(asked: Question, request: Request) -> dict[str, bool]:
     """What ``load`` must read; a question that can do without launches needs them for steps only."""
     return dict.fromkeys(asked.reads, True) or {"launches": request.per == "step"}
-
-
-def _outputs(asked: Question, tables: list[str]) -> list[Callable[[Any], Any]]:
-    def print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted:
-            from nsysddp.render.document import json_schema
-
-            click.echo(json.dumps(json_schema(asked), indent=2))
-            context.exit()
-
-    return [
-        click.option(
-            "--table",
-            type=click.Choice(tables),
-            help=f"One table in full, as text, csv or markdown (default of the last two: {asked.shown}).",
-        ),
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="Write every table and the document.",
-        ),
-        click.option("--force", is_flag=True, help="Replace an earlier result in --out."),
-        click.option(
-            "--save", is_flag=True, help="Keep the result in the results database (see `nsysddp runs`)."
-        ),
-        click.option("--label", metavar="TEXT", help="Name of the kept result."),
-        click.option("--db", metavar="URL", help="Results database for --save."),
-        click.option(
-            "--json-schema",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=print_schema,
-            help="Print the JSON Schema of the document and stop.",
-        ),
-    ]
 
 
 def _click_option(one: Option) -> Callable[[Any], Any]:
@@ -171,12 +128,10 @@ def _found(place: str) -> Callable[..., Any]:
     return found
 
 
-def _print(name: str, asked: Question, result: Result, table: str | None) -> None:
-    from nsysddp.render.text import print_question, print_table
+def _print(name: str, asked: Question, result: Result) -> None:
+    from nsysddp.render.text import print_question
 
-    if table is not None and name in _SCREENS:
-        print_table(result, table)
-    elif name in _SCREENS:
+    if name in _SCREENS:
         _found(_SCREENS[name])(result)
     else:
-        print_question(result, table or asked.shown)
+        print_question(result, asked.shown)

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsysddp.cli.words import Worded
 from nsysddp.model.errors import UsageError
 
 if TYPE_CHECKING:
     from nsysddp.evidence.redact import Redaction
 
 
-@click.command(name="redact")
+@click.command("redact", cls=Worded, old={"--output": "-o"})
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="REPORT...")
 @click.option(
     "-o",
-    "--output",
+    "--out",
     required=True,
     type=click.Path(path_type=Path),
+    metavar="FILE",
     help="The copy; for several reports a folder, where each keeps its name.",
 )
 @click.option("--force", is_flag=True, help="Replace what exists.")
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 )
 def command(
     reports: tuple[Path, ...],
-    output: Path,
+    out: Path,
     force: bool,
     keep_ranges: tuple[str, ...],
     hide: tuple[str, ...],
@@ -88,7 +90,7 @@ def command(
         keep_ranges=keep_ranges, hide=hide, keep_identifiers=keep_identifiers, salt=salt, minimal=minimal
     )
     outcomes = []
-    targets = _targets(reports, output)
+    targets = _targets(reports, out)
     for _, target in targets:
         check_file(target, force=force, inputs=reports)
     hosts = aliases_of_hosts(reports) if len(reports) > 1 else {}

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.saying import say
+from nsysddp.cli.words import file_option
 
 
 @click.command("report", short_help="Write one self-contained HTML page about a run.")
 @selection_options
-@click.option(
-    "-o",
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The page.",
-)
+@file_option("The page.")
 @click.option("--force", is_flag=True, help="Overwrite the page.")
 def command(request: Request, out: Path, force: bool) -> None:
     """Write one HTML page: verdict, findings, ranks, timeline, collectives, critical path, diagnosis, provenance.

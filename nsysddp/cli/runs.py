@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.words import file_option
 from nsysddp.model.errors import UsageError
+from nsysddp.model.names import counted
+from nsysddp.model.units import NS_PER_US, ms
 
 if TYPE_CHECKING:
+    from nsysddp.render.screen import Column
     from nsysddp.render.trend import Trend
     from nsysddp.store.database import StoredRun
 
@@ -59,21 +64,34 @@ def list_runs(tags: tuple[str, ...], label: str | None, last: int | None, form: 
     if not kept:
         click.echo("no kept run fits", err=True)
         return
-    print_table(
-        ("run", "saved (UTC)", "label", "tags", "ranks", "steps", "GPU"),
+    from nsysddp.render.screen import Column
+
+    print_rows(
+        [
+            Column("run"),
+            Column("saved (UTC)", spare=3),
+            Column("report", left=True),
+            Column("label", left=True),
+            Column("command", left=True),
+            Column("tags", left=True, spare=1),
+            Column("ranks"),
+            Column("steps", spare=2),
+            Column("GPU", left=True, spare=5),
+        ],
         [
             (
                 str(run.run_id),
                 f"{run.created_at:%Y-%m-%d %H:%M}",
+                _reports(run),
                 run.label or "",
+                _command_of(run.request),
                 " ".join(run.tags),
-                str(len(run.ranks)),
+                str(len(run.ranks) or "–"),
                 str(run.steps or "–"),
                 _gpus(run),
             )
             for run in kept
         ],
-        right=("run", "ranks", "steps"),
     )
 
 
@@ -93,16 +111,15 @@ def show(run_id: int, document: bool, form: str, url: str | None) -> None:
     if form == "json":
         _print_json(run.as_dict())
         return
-    from nsysddp.render.theme import printable
-
     facts = [
         ("run", f"{run.run_id}{f' ({run.label})' if run.label else ''}"),
         ("saved", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC by nsysddp {run.tool_version}"),
+        ("asked", "not recorded" if run.request is None else _asked(run.request)),
         ("tags", " ".join(run.tags) or "none"),
         ("document", f"sha256 {run.content_sha256}"),
         ("GPU", _gpus(run) or "unknown"),
         ("ranks", ", ".join(str(row["rank"]) for row in run.ranks) or "none"),
-        ("steps", str(run.steps) if run.steps else "none (the capture as one window)"),
+        ("steps", str(run.steps) if run.steps else "none in the document, or the capture as one window"),
         *(("report", f"{row['name']}, nsys {row['nsys_version'] or 'unknown'}") for row in run.inputs),
         *(("finding", row["message"]) for row in run.findings),
         *(
@@ -110,10 +127,7 @@ def show(run_id: int, document: bool, form: str, url: str | None) -> None:
             for key, value in (run.capture or {}).items()
         ),
     ]
-    previous = ""
-    for name, text in facts:
-        click.echo(f"{'' if name == previous else name:<9} {printable(text)}")
-        previous = name
+    print_facts(facts)
 
 
 @command.command()
@@ -138,9 +152,7 @@ def tag(run_ids: tuple[int, ...], added: tuple[str, ...], removed: tuple[str, ..
 @label_option
 @last_option
 @click.option("--rank", type=click.IntRange(min=0), help="Follow this rank instead of each run's worst one.")
-@click.option(
-    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .png, .svg or .pdf."
-)
+@file_option("Draw it: .png, .svg or .pdf.", required=False)
 @click.option("--force", is_flag=True, help="Overwrite the picture.")
 @format_option
 @database_option
@@ -200,37 +212,90 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, right: tuple[str, ...]) -> None:
-    """Print rows of text as a table; columns of ``right`` are numbers."""
-    from rich import box
-    from rich.console import Console
+def print_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print all of these rows as a table that fits the screen."""
+    from nsysddp.render.screen import Grid, console
+
+    grid = Grid(columns)
+    for row in rows:
+        grid.add(*row)
+    grid.print(console(), "--format json", most=max(1, len(rows)))
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Print what is known, each kind of fact named once."""
     from rich.table import Table
     from rich.text import Text
 
+    from nsysddp.render.screen import console
     from nsysddp.render.theme import printable
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in head:
-        # Only names of people's choosing may wrap in a narrow terminal.
-        wraps = name in {"label", "tags", "GPU"}
-        table.add_column(
-            name, justify="right" if name in right else "left", overflow="fold", no_wrap=not wraps
-        )
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console().print(table)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    previous = ""
+    for name, text in facts:
+        grid.add_row(Text("" if name == previous else name), Text(printable(text)))
+        previous = name
+    console().print(grid)
+
+
+def _asked(request: Mapping[str, Any]) -> str:
+    """Everything that was asked, in words."""
+    rules = f", rules {request['rules_sha256'][:12]}" if request["rules_sha256"] else ""
+    options = {name: value for name, value in request["options"].items() if value not in (None, False, [])}
+    return (
+        f"{_command_of(request)}, steps {request['step_pattern']}, clock tolerance "
+        f"{request['clock_tolerance_ns'] / NS_PER_US:g} µs{rules}"
+        + (f", {json.dumps(options, ensure_ascii=False)}" if options else "")
+    )
+
+
+def _reports(run: StoredRun) -> str:
+    """The first report's name without its form, and how many more there are."""
+    names = [re.sub(r"(\.sqlite)?\.(sqlite|gz|zst|nsys-rep)$", "", str(row["name"])) for row in run.inputs]
+    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else ""
+
+
+def _command_of(asked: Mapping[str, Any] | None) -> str:
+    """The command, and what of the run it was asked about where that is not every step."""
+    if asked is None:
+        return "–"
+    words = [str(asked["command"]), *(["--per capture"] if asked["per"] == "capture" else [])]
+    words += [
+        f"{option} {ms(asked[name]):g}"
+        for option, name in (("--from", "from_ns"), ("--to", "to_ns"))
+        if asked[name] is not None
+    ]
+    if asked["first_step"] is not None or asked["last_step"] is not None:
+        bounds = ("" if asked[name] is None else str(asked[name]) for name in ("first_step", "last_step"))
+        words.append(f"--steps {':'.join(bounds)}")
+    if asked["skip_warmup"]:
+        words.append(f"--skip-warmup {asked['skip_warmup']}")
+    return " ".join(words)
 
 
 def _print_trend(result: Trend) -> None:
+    from nsysddp.render.screen import Column, bullet, console, indented
     from nsysddp.render.trend import describe_change, describe_differences, scale_for, title_of
 
     scale = scale_for(result)
     who = "worst rank" if result.rank is None else f"rank {result.rank}"
-    click.echo(
-        f"{title_of(result.metric)} over {len(result.points)} runs, {scale.unit}; {who}, median over steps"
+    screen = console()
+    screen.print(
+        f"{title_of(result.metric)} over {counted(len(result.points), 'run')}, {scale.unit}; {who}, median over steps"
     )
-    print_table(
-        ("run", "saved", "label", "rank", "median", "95 % interval", "best", "steps"),
+    print_rows(
+        [
+            Column("run"),
+            Column("saved", spare=2),
+            Column("label", left=True),
+            Column("rank"),
+            Column("median"),
+            Column("95 % interval"),
+            Column("best"),
+            Column("steps", spare=1),
+        ],
         [
             (
                 str(point.run_id),
@@ -244,12 +309,10 @@ def _print_trend(result: Trend) -> None:
             )
             for point in result.points
         ],
-        right=("run", "rank", "median", "95 % interval", "best", "steps"),
     )
     for number, change in enumerate(result.change_points, 1):
-        click.echo(
-            f"change {number}: {describe_change(result, change)}\n          {describe_differences(change)}"
-        )
+        screen.print(bullet(f"change {number}: {describe_change(result, change)}"))
+        screen.print(indented(describe_differences(change)))
     if not result.change_points and not result.warnings:
         click.echo("no change of level can be shown between these runs")
     for warning in result.warnings:

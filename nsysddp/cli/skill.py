@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.emit import say
+from nsysddp.cli.saying import say
 from nsysddp.model.errors import UsageError
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.emit import say
 from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.saying import say
+from nsysddp.cli.words import file_option
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
@@ -26,14 +27,7 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 @click.command("timeline", short_help="Draw what every rank did when.")
 @selection_options
-@click.option(
-    "-o",
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The picture: .png, .svg or .pdf.",
-)
+@file_option("The picture: .png, .svg or .pdf.")
 @click.option("--ranks", callback=_ranks, metavar="0,2-5", help="Only these ranks.")
 @click.option("--force", is_flag=True, help="Overwrite the picture.")
 def command(request: Request, out: Path, ranks: list[int] | None, force: bool) -> None:

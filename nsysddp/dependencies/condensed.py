@@ -92,21 +92,9 @@ class Weights:
 def solve(structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
     """Start and end of every node in ns, each as soon as all that it waits for allows; shape (nodes,)."""
     plan = structure.plan
-    along, beside = _inside(plan, structure, weights)
-    plain = (structure.arrival < 0) & (plan.end_point < 0)
-    whole = np.where(plan.end_point >= 0, 0.0, weights.duration + np.where(plain, along, 0.0))
-    terms = np.concatenate([along, whole, np.where(plain, beside + weights.duration, 0.0), beside])
-    lags = np.concatenate(
-        [
-            (weights.ahead_lag + weights.excess)[plan.with_ahead],
-            (weights.launch_lag + weights.excess)[plan.with_launcher],
-            weights.wait_lag + weights.excess[structure.waiting],
-            weights.duration[plan.waiting_calls],
-            weights.hold_lag,
-            np.zeros(structure.member.size),
-        ]
-    )
-    times = np.asarray(_longest(plan, terms[plan.term] + lags[plan.lag], weights.origin))
+    terms = _Terms.of(plan, structure, weights)
+    times = np.asarray(_longest(plan, terms.edge[plan.term] + terms.lag[plan.lag], weights.origin))
+    along, beside = terms.along, terms.beside
     start = times[plan.segment] + along
     second = plan.beside >= 0
     start[second] = np.maximum(start[second], times[plan.beside[second]] + beside[second])
@@ -116,6 +104,102 @@ def solve(structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
     held = plan.end_point >= 0
     end[held] = times[plan.end_point[held]]
     return start, end
+
+
+def latest(structure: Structure, weights: Weights, deadline: Floats) -> Floats:
+    """How late may each node with an arrival end, so that no node ends after its deadline?
+
+    The solution backwards: no point may come later than all that waits for it allows.
+
+    Args:
+        structure: who waits for whom.
+        weights: how long everything takes, as solved.
+        deadline: latest end of each node in ns, infinite where it has none; shape (nodes,).
+
+    Returns:
+        Latest end in ns, shape (nodes,); NaN for nodes without an arrival.
+    """
+    plan = structure.plan
+    terms = _Terms.of(plan, structure, weights)
+    weight = terms.edge[plan.term] + terms.lag[plan.lag]
+    allowed = np.asarray(_backwards(plan, weight, _allowed(plan, structure, weights, terms, deadline)))
+    met = structure.arrival >= 0
+    ends = np.where(met, deadline, np.nan)
+    node, which = plan.term % met.size, plan.term // met.size
+    leaves = np.flatnonzero(
+        ((which == _END) | (which == _END_BESIDE)) & met[node]
+    )  # edges from the ends of such nodes
+    target = np.repeat(plan.order, np.diff(plan.bounds))
+    np.minimum.at(ends, node[leaves], allowed[target[leaves]] - terms.lag[plan.lag[leaves]])
+    return ends
+
+
+_END, _END_BESIDE = 1, 2
+"""Kinds of terms that hold the end of a node (see ``_Plan.term``)."""
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What edges weigh: a term of the node that they leave, by kind and node, and a lag.
+
+    Attributes:
+        along, beside: ``p`` and ``q`` of every node.
+        edge: the four terms of every node, one kind after the other.
+        lag: from the end or start of a node to the point that waits for it.
+    """
+
+    along: Floats
+    beside: Floats
+    edge: Floats
+    lag: Floats
+
+    @classmethod
+    def of(cls, plan: _Plan, structure: Structure, weights: Weights) -> _Terms:
+        along, beside = _inside(plan, structure, weights)
+        plain = (structure.arrival < 0) & (plan.end_point < 0)
+        whole = np.where(plan.end_point >= 0, 0.0, weights.duration + np.where(plain, along, 0.0))
+        edge = np.concatenate([along, whole, np.where(plain, beside + weights.duration, 0.0), beside])
+        lag = np.concatenate(
+            [
+                (weights.ahead_lag + weights.excess)[plan.with_ahead],
+                (weights.launch_lag + weights.excess)[plan.with_launcher],
+                weights.wait_lag + weights.excess[structure.waiting],
+                weights.duration[plan.waiting_calls],
+                weights.hold_lag,
+                np.zeros(structure.member.size),
+            ]
+        )
+        return cls(along, beside, edge, lag)
+
+
+def _allowed(plan: _Plan, structure: Structure, weights: Weights, terms: _Terms, deadline: Floats) -> Floats:
+    """The latest time of every point that keeps the deadlines of the nodes that it carries; shape (points,)."""
+    made = np.full(plan.size, np.inf)
+    met, held = structure.arrival >= 0, plan.end_point >= 0
+    plain = ~met & ~held
+    second = plain & (plan.beside >= 0)
+    for nodes, point, offset in (
+        (plain, plan.segment, terms.along + weights.duration),
+        (second, plan.beside, terms.beside + weights.duration),
+        (met, plan.first_arrival + structure.arrival, weights.duration),
+        (held, plan.end_point, np.zeros(met.size)),
+    ):
+        np.minimum.at(made, point[nodes], deadline[nodes] - offset[nodes])
+    return made
+
+
+def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
+    """The latest time of every point; what waits for a point is settled before it."""
+    times: list[float] = allowed.tolist()
+    source, lag = plan.source.tolist(), weight.tolist()
+    bounds, order = plan.bounds.tolist(), plan.order.tolist()
+    for place in range(len(order) - 1, -1, -1):
+        time = times[order[place]]
+        for at in range(bounds[place], bounds[place + 1]):
+            before = time - lag[at]
+            if before < times[source[at]]:
+                times[source[at]] = before
+    return times
 
 
 def _longest(plan: _Plan, weight: Floats, origin: Floats) -> list[float]:
@@ -193,7 +277,7 @@ class _Plan:
         order: points, such that what a point waits for comes before it.
         bounds: where the edges of each begin, in that order; shape (points + 1,).
         source: point that each edge comes from.
-        term: which of the terms of ``solve`` it carries: p, p with duration, q with duration, q; by node.
+        term: which of the terms of ``_Terms`` it carries: p, p with duration, q with duration, q; by node.
         lag: which of its lags.
     """
 

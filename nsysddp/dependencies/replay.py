@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.condensed import Structure, Weights, solve
+from nsysddp.dependencies.condensed import Structure, Weights, latest, solve
 from nsysddp.dependencies.graph import Graph
+from nsysddp.dependencies.launch_order import held_in_order
 from nsysddp.dependencies.queues import event_queues
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.units import NS_PER_US
@@ -116,6 +117,23 @@ def run(program: Program) -> Schedule:
     return schedule
 
 
+def slack(program: Program, schedule: Schedule, steps: Steps) -> Floats:
+    """How much later could each matched collective have ended on its rank, without a step getting longer?
+
+    No event may end after the end of its step, that is after all events of the step and of those before it.
+
+    Returns:
+        ns, shape (nodes,); NaN for nodes that are no matched collectives, infinite outside the steps.
+    """
+    deadline = np.full(schedule.end.size, np.inf)
+    deadline[: steps.index.size] = steps.deadlines(schedule.end)
+    room = latest(program.structure, program.weights, deadline) - schedule.end
+    least = float(np.nanmin(room, initial=0.0))
+    if least < -1:
+        raise AnalysisError("in the replay a collective ends later than its step")
+    return np.maximum(room, 0.0)
+
+
 # --- the program that was recorded -----------------------------------------------------------------------------------
 
 
@@ -147,7 +165,7 @@ def recorded(graph: Graph) -> Program:
     gap = np.where(before >= 0, lines.start - lines.end[before], 0) if calls else before
     begun = joined(start, lines.start)
     launcher = np.where(lines.launcher >= 0, lines.launcher + events, -1)
-    return Program(
+    made = Program(
         structure=Structure(
             lane=numbered(
                 event_queues(trace),
@@ -178,6 +196,51 @@ def recorded(graph: Graph) -> Program:
         events=events,
         is_call=np.concatenate([np.zeros(events, dtype=bool), np.ones(calls, dtype=bool)]),
     )
+    return _in_order(made, start, *held_in_order(graph, lags.excess > 0))
+
+
+def _in_order(base: Program, start: Ints, held: Ints, holder: Ints) -> Program:
+    """The program in which the one event starts after the other has started, because they share a hardware queue.
+
+    Starts are awaited by a node without length that ends at the arrival of its one member, the other event.
+    """
+    if not held.size:
+        return base
+    these, of = base.structure, base.weights
+    number, nodes = np.arange(held.size), these.lane.size + np.arange(held.size)
+    arrival = int(max(these.arrival.max(initial=-1), these.meeting.max(initial=-1))) + 1 + number
+    late = (start[held] - start[holder]).astype(np.float64)
+    bound = of.excess[held] > 0
+    usual = float(np.median(late[bound & (late <= ODD_NS)]))
+    excess = of.excess.copy()
+    excess[held[late <= ODD_NS]] = 0.0
+
+    def more(have: NDArray[Any], value: NDArray[Any] | float) -> NDArray[Any]:
+        return np.concatenate([have, np.broadcast_to(value, held.size)]).astype(have.dtype)
+
+    structure = replace(
+        these,
+        lane=more(these.lane, these.lane.max() + 1 + number),
+        place=more(these.place, start[holder]),
+        ahead=more(these.ahead, -1),
+        launcher=more(these.launcher, -1),
+        from_start=more(these.from_start, 0),
+        waiting=more(these.waiting, held),
+        awaited=more(these.awaited, nodes),
+        arrival=more(these.arrival, arrival),
+        meeting=more(these.meeting, arrival),
+        member=more(these.member, holder),
+    )
+    weights = replace(
+        of,
+        duration=more(of.duration, 0),
+        ahead_lag=more(of.ahead_lag, 0),
+        launch_lag=more(of.launch_lag, 0),
+        excess=more(excess, 0),
+        origin=more(of.origin, start[holder]),
+        wait_lag=more(of.wait_lag, np.minimum(usual, late)),
+    )
+    return replace(base, structure=structure, weights=weights, is_call=more(base.is_call, 0))
 
 
 @dataclass(frozen=True)
@@ -316,6 +379,14 @@ class Steps:
             where = int(np.searchsorted(self.numbers, step))
             finish[where] = max(finish[where], end[node])
         return np.diff(np.maximum.accumulate(finish), prepend=self.begin)
+
+    def deadlines(self, end: Floats) -> Floats:
+        """End of the step of each event, infinite for events of none; shape (events,)."""
+        finish = self.begin + np.cumsum(self.lengths(end))
+        known = self.index >= 0
+        made = np.full(self.index.size, np.inf)
+        made[known] = finish[np.searchsorted(self.numbers, self.index[known])]
+        return made
 
     def mean(self, lengths: Floats) -> float:
         """Mean over the steady steps, ns."""

@@ -46,18 +46,20 @@ def write(members: Mapping[str, bytes]) -> bytes:
     Raises:
         EvidenceError: it would be larger than the format allows (4 GB).
     """
-    made = []
-    for name in sorted(members):
-        packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-        content = members[name]
-        made.append(
-            _Member(name, zlib.crc32(content), len(content), packer.compress(content) + packer.flush())
-        )
+    made = [
+        _Member(name, zlib.crc32(content), len(content), _packed(content))
+        for name, content in sorted(members.items())
+    ]
     if sum(len(member.packed) for member in made) > MOST_BYTES or any(
         member.size > MOST_BYTES for member in made
     ):
         raise EvidenceError("the bundle would be larger than 4 GB", do="bundle fewer steps with --steps")
     return _container(made)
+
+
+def _packed(content: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(content) + packer.flush()
 
 
 def _container(members: list[_Member]) -> bytes:

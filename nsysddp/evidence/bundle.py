@@ -27,22 +27,23 @@ import polars as pl
 import nsysddp
 from nsysddp.evidence.claims import check
 from nsysddp.evidence.claims.claim import Claim, Verdict
+from nsysddp.evidence.claims.reading import parse
 from nsysddp.evidence.schema import SCHEMA_VERSION, schema_text
 from nsysddp.evidence.sources import Loaded, Reading, Source
 from nsysddp.model.names import visible
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.scratch import scratch_folder
 from nsysddp.model.warnings import Warning
+from nsysddp.questions.request import Request as Asked
 from nsysddp.render.tables import csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nsysddp.dependencies.graph import Graph
     from nsysddp.evidence.review import Answer
     from nsysddp.questions.compare import Comparison
 
-FORMAT = "nsysddp evidence 1"
+FORMAT = "nsysddp evidence 2"
 QUESTION = "How much communication is hidden, and what is exposed?"
 LIBRARIES = ("numpy", "polars", "matplotlib", "pillow", "jinja2")
 """Libraries whose version can change a byte of a bundle."""
@@ -65,6 +66,34 @@ class Request:
     reading: Reading
     allow_unlike: bool = False
     with_export: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was asked, as ``evidence.json`` and the manifest keep it."""
+        options = {
+            "question": self.question,
+            "claims": [{"name": claim.name, "claim": claim.text} for claim in self.claims],
+            "allow_unlike": self.allow_unlike,
+            "with_export": self.with_export,
+            "rules": self.reading.rules,
+        }
+        return self.reading.asked("evidence", "analysis", options).as_dict()
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Request:
+        """What ``as_dict`` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        asked = Asked.of(content)
+        options = asked.options
+        return cls(
+            question=str(options["question"]),
+            claims=tuple(parse(str(claim["claim"]), str(claim["name"])) for claim in options["claims"]),
+            reading=Reading.of(asked, options["rules"]),
+            allow_unlike=bool(options["allow_unlike"]),
+            with_export=bool(options["with_export"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -148,14 +177,16 @@ def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     from nsysddp.evidence.review import answer_of, review
 
-    graph, diagnosis = _diagnosis(evidence.new[0])
+    first = evidence.new[0]
+    # What costs time on the critical path is of whole steps.
+    diagnosis = None if first.path is None else first.context.diagnosis
     answer = answer_of(evidence, None if diagnosis is None else diagnosis["diagnosis_unjudged"])
     members: dict[str, bytes] = dict(copies)
     members.update(_figures(evidence))
     members.update(_tables(evidence))
     members["evidence.json"] = json_bytes(document(evidence))
     members["evidence.schema.json"] = schema_text().encode()
-    members["report.html"] = _page(evidence, answer, graph, diagnosis).encode()
+    members["report.html"] = _page(evidence, answer, diagnosis).encode()
     members["evidence.md"] = review(evidence, answer, sorted(members)).encode()
     members["manifest.json"] = json_bytes(manifest(evidence, members))
     return members
@@ -191,9 +222,7 @@ def document(evidence: Evidence) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "nsysddp", "version": nsysddp.__version__},
-        "question": evidence.request.question,
-        "reading": evidence.request.reading.as_dict(),
-        "allow_unlike": evidence.request.allow_unlike,
+        "request": evidence.request.as_dict(),
         "claims": [answer.as_dict() for answer in evidence.answers],
         "comparison": compared,
         "runs": [_run(side, run) for side, run in evidence.sides],
@@ -204,8 +233,8 @@ def _run(side: str, run: Loaded) -> dict[str, Any]:
     from nsysddp.render.document import as_dict
 
     content = as_dict(run.result)
-    for key in ("schema_version", "tool"):
-        del content[key]
+    for key in ("schema_version", "tool", "request"):
+        del content[key]  # the bundle says it once
     content["tables"] |= {name: json.loads(frame.write_json()) for name, frame in sorted(run.more.items())}
     return {
         "side": side,
@@ -275,14 +304,7 @@ def _picture(figure: Figure, kind: str, data: str) -> bytes:
         return path.read_bytes()
 
 
-def _diagnosis(run: Loaded) -> tuple[Graph, Result | None]:
-    """The graph of a run, and its diagnosis; None where the selection cuts time."""
-    # The critical path and what costs time on it are of whole steps.
-    return run.context.graph, None if run.path is None else run.context.diagnosis
-
-
-def _page(evidence: Evidence, answer: Answer, graph: Graph, diagnosis: Result | None) -> str:
-    from nsysddp.questions.buckets import buckets
+def _page(evidence: Evidence, answer: Answer, diagnosis: Result | None) -> str:
     from nsysddp.render.compare import sentence, which_is_which
     from nsysddp.render.html import html_report
 
@@ -303,7 +325,7 @@ def _page(evidence: Evidence, answer: Answer, graph: Graph, diagnosis: Result | 
         first.result,
         context=first.context,
         critical_path=first.path,
-        buckets=buckets(first.context, graph=graph),
+        buckets=first.context.buckets,
         diagnosis=diagnosis,
         comparison=comparison,
         answers=answer.parts(),
@@ -328,13 +350,7 @@ def manifest(evidence: Evidence, members: Mapping[str, bytes]) -> dict[str, Any]
                 for side, run in evidence.sides
             ],
         ),
-        "request": {
-            "question": request.question,
-            "claims": [{"name": claim.name, "claim": claim.text} for claim in request.claims],
-            "reading": request.reading.as_dict(),
-            "allow_unlike": request.allow_unlike,
-            "with_export": request.with_export,
-        },
+        "request": evidence.request.as_dict(),
         "runs": [_provenance(side, run) for side, run in evidence.sides],
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -356,7 +372,7 @@ def command(request: Request, runs: Sequence[tuple[str, str, Sequence[str], int]
         inputs[side] += own if name.startswith(", ".join(own)) else [name]
     words = ["nsysddp", "evidence", *inputs["new"]]
     if inputs["base"]:
-        words += ["--compare", *inputs["base"]]
+        words += ["--against", *inputs["base"]]
     if request.question != QUESTION:
         words += ["--question", request.question]
     for claim in request.claims:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from nsysddp.model.schema import Table
-
-SCHEMA_VERSION = 1
-
-_TYPES = {"Int64": "integer", "Float64": "number", "String": "string", "Boolean": "boolean"}
-_TEXT = {"type": "string"}
-_NULLABLE = {"type": ["string", "null"]}
-_WHOLE = {"type": ["integer", "null"]}
+SCHEMA_VERSION = 2
 
 
 def schema_text() -> str:
@@ -25,71 +17,37 @@ def schema_text() -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made anew; the shipped file is this."""
     from nsysddp.questions.analysis import QUESTION
+    from nsysddp.render.compare import schema_of_comparison
+    from nsysddp.render.document import TOOL_SCHEMA, listed, record, request_schema
     from nsysddp.render.document import json_schema as of_analyze
 
-    analyze = of_analyze(QUESTION)["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "nsysddp evidence",
-        **_record(
+        **record(
             {
                 "schema_version": {"const": SCHEMA_VERSION},
-                "tool": _record({"name": {"const": "nsysddp"}, "version": _TEXT}),
-                "question": _TEXT,
-                "reading": _reading(),
-                "allow_unlike": {"type": "boolean"},
-                "claims": _listed(_claim()),
-                "comparison": {"anyOf": [_comparison(), {"type": "null"}]},
-                "runs": _listed(_run(analyze)),
+                "tool": TOOL_SCHEMA,
+                "request": request_schema(),
+                "claims": listed(_claim()),
+                "comparison": {"anyOf": [schema_of_comparison(), {"type": "null"}]},
+                "runs": listed(_run(of_analyze(QUESTION)["properties"])),
             }
         ),
     }
 
 
-def _reading() -> dict[str, Any]:
-    return _record(
-        {
-            "per": {"enum": ["step", "capture"]},
-            "from_ns": _WHOLE,
-            "to_ns": _WHOLE,
-            "first_step": _WHOLE,
-            "last_step": _WHOLE,
-            "skip_warmup": {"type": "integer"},
-            "step_pattern": _TEXT,
-            "phase_patterns": {"type": "object", "additionalProperties": _TEXT},
-            "clock_tolerance_ns": {"type": "integer"},
-            "rules": _NULLABLE,
-        }
-    )
-
-
 def _claim() -> dict[str, Any]:
-    return _record(
+    from nsysddp.render.document import OPTIONAL_TEXT, TEXT, listed, record
+
+    return record(
         {
-            "name": _TEXT,
-            "claim": _TEXT,
+            "name": TEXT,
+            "claim": TEXT,
             "outcome": {"enum": ["pass", "fail", "undecidable"]},
-            "reason": _TEXT,
-            "capture": _NULLABLE,
-            "rows": _listed({"type": "object"}),
-        }
-    )
-
-
-def _comparison() -> dict[str, Any]:
-    from nsysddp.questions.compare.tables import TABLES
-
-    return _record(
-        {
-            "schema_version": {"type": "integer"},
-            "verdict": _TEXT,
-            "sentence": _TEXT,
-            "which_is_which": _listed(_TEXT),
-            "base": _listed(_TEXT),
-            "new": _listed(_TEXT),
-            "tables": _record({name: _rows(table) for name, table in TABLES.items()}),
-            "warnings": _listed(_TEXT),
-            "assumptions": _listed(_TEXT),
+            "reason": TEXT,
+            "capture": OPTIONAL_TEXT,
+            "rows": listed({"type": "object"}),
         }
     )
 
@@ -98,45 +56,21 @@ def _run(analyze: Mapping[str, Any]) -> dict[str, Any]:
     """One run: what ``analyze`` says of it, and the tables that a comparison needs besides."""
     from nsysddp.model.schema import CONTENTION_STEP, IDLE_STEP
     from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP
+    from nsysddp.render.document import TEXT, listed, record, rows_of
 
     further = (CONTENTION_STEP, IDLE_STEP, PATH_STEP, PATH_KIND)
-    tables = {**analyze["tables"]["properties"], **{table.name: _rows(table) for table in further}}
-    return _record(
+    tables = {**analyze["tables"]["properties"], **{table.name: rows_of(table) for table in further}}
+    return record(
         {
             "side": {"enum": ["new", "base"]},
-            "name": _TEXT,
-            "facts": {"type": ["object", "null"], "additionalProperties": _TEXT},
+            "name": TEXT,
+            "facts": {"type": ["object", "null"], "additionalProperties": TEXT},
             "settings": {"type": ["object", "null"]},
-            "measured": {"type": "object", "additionalProperties": _listed({"type": "number"})},
+            "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
             "inputs": analyze["inputs"],
-            "request": analyze["request"],
-            "tables": _record(tables, optional=(PATH_STEP.name, PATH_KIND.name)),
+            "tables": record(tables, optional=(PATH_STEP.name, PATH_KIND.name)),
             "findings": analyze["findings"],
             "assumptions": analyze["assumptions"],
             "warnings": analyze["warnings"],
         }
     )
-
-
-def _record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": [name for name in properties if name not in optional],
-        "properties": properties,
-    }
-
-
-def _listed(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
-
-
-def _rows(table: Table) -> dict[str, Any]:
-    columns = {
-        column.name: {
-            "type": [_TYPES.get(str(column.dtype), "string"), "null"],
-            "description": column.meaning,
-        }
-        for column in table.columns
-    }
-    return {**_listed(_record(columns)), "description": table.row}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.ingest.columnar import exports_in, is_export, table_files
 from nsysddp.model.errors import AnalysisError, CaptureError, NotAReport, ReportError, UsageError
 from nsysddp.model.inputs import read_text
-from nsysddp.model.markers import DEFAULT_STEP_PATTERN
+from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
 from nsysddp.model.units import NS_PER_US, ms
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nsysddp.model.result import Result
     from nsysddp.questions import Context
     from nsysddp.questions.compare.run import Run
+    from nsysddp.questions.request import Request as Asked
     from nsysddp.questions.steps import Selection
 
 REPORTS = (".sqlite", ".sqlite.gz", ".sqlite.zst", ".nsys-rep")
@@ -60,8 +62,8 @@ class Reading:
         from_ns, to_ns: cut on the common axis; None is open.
         first_step, last_step: half-open range of step_index; None is open.
         skip_warmup: leading steps left out.
-        step_pattern, phase_patterns: which ranges are steps and phases.
-        clock_tolerance_ns: clock residual up to which wait and transfer are told.
+        step_pattern, phase_patterns: which ranges are steps and phases, the latter beside the default ones.
+        clock_tolerance_ns: clock residual up to which wait and transfer are told apart.
         rules: kernel rules before the shipped ones, as text; None without.
     """
 
@@ -76,36 +78,55 @@ class Reading:
     clock_tolerance_ns: int = 100_000
     rules: str | None = None
 
+    def __post_init__(self) -> None:
+        """A phase given as it is anyway is not given."""
+        own = {
+            name: pattern
+            for name, pattern in self.phase_patterns.items()
+            if DEFAULT_PHASE_PATTERNS.get(name) != pattern
+        }
+        object.__setattr__(self, "phase_patterns", own)
+
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return asdict(self)
 
+    def asked(self, command: str, question: str, options: Mapping[str, Any]) -> Asked:
+        """The record of what was asked of runs that are read so."""
+        from nsysddp.questions.request import Request
+
+        return Request(
+            command=command,
+            question=question,
+            selection=self.selection,
+            step_pattern=self.step_pattern,
+            phase_patterns={**DEFAULT_PHASE_PATTERNS, **self.phase_patterns},
+            rules_sha256=None if self.rules is None else hashlib.sha256(self.rules.encode()).hexdigest(),
+            clock_tolerance_ns=self.clock_tolerance_ns,
+            options=options,
+        )
+
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Reading:
-        """What ``as_dict`` wrote.
+    def of(cls, asked: Asked, rules: str | None) -> Reading:
+        """How it was read, by the record of what was asked.
+
+        Args:
+            asked: the record.
+            rules: the text of which it holds the hash.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the rules are not those.
         """
-        kinds: dict[str, tuple[type, ...]] = {
-            "per": (str,),
-            "from_ns": (int, type(None)),
-            "to_ns": (int, type(None)),
-            "first_step": (int, type(None)),
-            "last_step": (int, type(None)),
-            "skip_warmup": (int,),
-            "step_pattern": (str,),
-            "phase_patterns": (dict,),
-            "clock_tolerance_ns": (int,),
-            "rules": (str, type(None)),
-        }
-        wrong = [name for name, kind in kinds.items() if not isinstance(content[name], kind)]
-        patterns = content["phase_patterns"]
-        if wrong or set(content) != set(kinds) or content["per"] not in ("step", "capture"):
-            raise ValueError(f"how it was read: {wrong or sorted(content)}")
-        if not all(isinstance(text, str) for pair in patterns.items() for text in pair):
-            raise ValueError("phase patterns that are no text")
-        return cls(**content)
+        digest = None if rules is None else hashlib.sha256(rules.encode()).hexdigest()
+        if digest != asked.rules_sha256:
+            raise ValueError("rules of another hash")
+        return cls(
+            **asdict(asked.selection),
+            step_pattern=asked.step_pattern,
+            phase_patterns=asked.phase_patterns,
+            clock_tolerance_ns=asked.clock_tolerance_ns,
+            rules=rules,
+        )
 
     @property
     def options(self) -> list[str]:
@@ -336,7 +357,6 @@ def load_one(
         UsageError, ReportError, CaptureError: as of reading and analysing.
     """
     from nsysddp.join.load import load
-    from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS
     from nsysddp.questions.analysis import QUESTION
     from nsysddp.questions.compare.run import run_of
     from nsysddp.questions.context import context_of
@@ -350,7 +370,7 @@ def load_one(
             source.reports,
             rules=rules,
             step_pattern=reading.step_pattern,
-            phase_patterns=reading.phase_patterns or DEFAULT_PHASE_PATTERNS,
+            phase_patterns=reading.phase_patterns,
             clock_tolerance_ns=reading.clock_tolerance_ns,
             launches=True,
             host_calls=True,

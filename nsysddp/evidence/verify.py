@@ -20,17 +20,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nsysddp
 from nsysddp.evidence import archive, bundle, signature
-from nsysddp.evidence.claims.reading import parse
-from nsysddp.evidence.sources import File, Loaded, Reading, Recorded, Source, load_one
+from nsysddp.evidence.differences import alike_but_last_digits, changed, differences
+from nsysddp.evidence.sources import File, Loaded, Recorded, Source, load_one
 from nsysddp.ingest.columnar import is_export
 from nsysddp.model.errors import EvidenceError, NoGpuEvents, UsageError
 from nsysddp.model.inputs import read_bytes
@@ -269,7 +268,7 @@ def _against_itself(members: Mapping[str, bytes], document: Mapping[str, Any]) -
         said = json.loads(frame.write_json()) if frame.height else []
         problems += [
             f"{member}: {one.text}, evidence.json says otherwise"
-            for one in _differences(rows, said, name)
+            for one in differences(rows, said, name)
             if not one.agrees and not one.last_digits
         ]
         if csv(frame).encode() != members[f"tables/{name}.csv"]:
@@ -302,14 +301,6 @@ class _Plan:
 
 
 def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
-    wanted = manifest["request"]
-    request = bundle.Request(
-        question=str(wanted["question"]),
-        claims=tuple(parse(str(claim["claim"]), str(claim["name"])) for claim in wanted["claims"]),
-        reading=Reading.of(wanted["reading"]),
-        allow_unlike=bool(wanted["allow_unlike"]),
-        with_export=bool(wanted["with_export"]),
-    )
     runs = []
     for run, said in zip(manifest["runs"], document["runs"], strict=True):
         files = tuple(
@@ -333,7 +324,7 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
         )
     if not any(run.side == "new" for run in runs):
         raise ValueError("no run")
-    return _Plan(request, tuple(runs))
+    return _Plan(bundle.Request.of(manifest["request"]), tuple(runs))
 
 
 def _again(
@@ -473,9 +464,9 @@ def _against_reports(
         del remade[key]
     said = {key: value for key, value in manifest.items() if key not in ("tool", "versions", "files")}
     found.problems += [
-        f"manifest.json: {one.text}" for one in _differences(remade, said, "") if not one.agrees
+        f"manifest.json: {one.text}" for one in differences(remade, said, "") if not one.agrees
     ]
-    for one in _differences({**expected, "tool": document.get("tool")}, document, "evidence.json"):
+    for one in differences({**expected, "tool": document.get("tool")}, document, "evidence.json"):
         found.values += 1
         if one.agrees:
             continue
@@ -527,81 +518,11 @@ def _compare(name: str, said: bytes, computed: bytes, others: Mapping[str, str],
             found.unverified.append(f"{name}: drawn by {by}, which cannot draw it again here")
         else:
             found.problems.append(f"{name}: drawn from other data than the reports give")
-    elif kind not in _LIBRARIES_OF and _alike_but_last_digits(said, computed):
+    elif kind not in _LIBRARIES_OF and alike_but_last_digits(said, computed):
         found.unverified.append(f"{name}: the last digits of some numbers are others here")
     elif kind == "parquet" and makers:
         pass  # its content was compared with evidence.json and with its CSV, both of which are compared
     elif makers:
         found.unverified.append(f"{name}: made by {by}, which cannot make it again here")
     else:
-        found.problems.append(_changed(name, said, computed))
-
-
-_REAL = re.compile(rb"-?\d+\.\d+(?:e[-+]?\d+)?")
-
-
-def _alike_but_last_digits(one: bytes, other: bytes) -> bool:
-    """Machines sum in different orders: are the texts the same but for the ends of long numbers?"""
-    if _REAL.split(one) != _REAL.split(other):
-        return False
-    pairs = zip(_REAL.findall(one), _REAL.findall(other), strict=True)
-    return all(math.isclose(float(a), float(b), rel_tol=1e-9, abs_tol=1e-9) for a, b in pairs)
-
-
-def _changed(name: str, said: bytes, computed: bytes) -> str:
-    """Which line of a member differs first; of what is no text, only that it does."""
-    if name.endswith((".png", ".parquet", ".sqlite")):
-        return f"{name}: differs from what the reports give"
-    lines = [part.decode("utf-8", "replace").splitlines() for part in (said, computed)]
-    for number, (one, other) in enumerate(zip(*lines, strict=False), 1):
-        if one != other:
-            return f"{name}, line {number}: {_short(one)} in the bundle, {_short(other)} from the reports"
-    return f"{name}: {len(lines[0])} lines in the bundle, {len(lines[1])} from the reports"
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """One place of two JSON values.
-
-    Attributes:
-        text: how they differ there.
-        agrees: they do not.
-        words: both are text.
-        last_digits: both are numbers that differ in their last digits only, as sums in another order do.
-    """
-
-    text: str
-    agrees: bool = False
-    words: bool = False
-    last_digits: bool = False
-
-
-def _differences(expected: Any, said: Any, where: str) -> Iterator[_Place]:
-    """Every leaf of two JSON values, and every place at which one of them has none."""
-    if isinstance(expected, dict) and isinstance(said, dict):
-        for key in dict.fromkeys([*expected, *said]):
-            place = f"{where}.{key}" if where else str(key)
-            if key not in expected or key not in said:
-                yield _Place(
-                    f"{place}: {'is not in the bundle' if key not in said else 'does not belong there'}"
-                )
-            else:
-                yield from _differences(expected[key], said[key], place)
-    elif isinstance(expected, list) and isinstance(said, list):
-        if len(expected) != len(said):
-            yield _Place(f"{where}: {len(said)} rows in the bundle, {len(expected)} from the reports")
-        for number, (one, other) in enumerate(zip(expected, said, strict=False)):
-            yield from _differences(one, other, f"{where}[{number}]")
-    else:
-        text = f"{where}: {_short(said)} in the bundle, {_short(expected)} computed"
-        if type(expected) is type(said) and expected == said:
-            yield _Place("", agrees=True)
-        elif isinstance(expected, float) and isinstance(said, float):
-            yield _Place(text, last_digits=math.isclose(expected, said, rel_tol=1e-9, abs_tol=1e-9))
-        else:
-            yield _Place(text, words=isinstance(expected, str) and isinstance(said, str))
+        found.problems.append(changed(name, said, computed))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsysddp.ingest import sql
+from nsysddp.ingest import queries, sql
 from nsysddp.ingest.columns import NONE, Bulk, Codes, Ids, integers, plausible
 from nsysddp.ingest.report import GRAPH_NODES, GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, RUNTIME, Report
 from nsysddp.model.errors import MissingTable
@@ -260,8 +260,8 @@ def _scan(
     *,
     into: _Target,
 ) -> None:
-    has_bytes = "bytes" in sql.get(query).columns
-    has_graph = "graph_node" in sql.get(query).columns
+    has_bytes = "bytes" in queries.get(query).columns
+    has_graph = "graph_node" in queries.get(query).columns
 
     def consume(part: int, rows: pl.DataFrame) -> None:
         if not rows.height:

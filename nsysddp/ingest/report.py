@@ -21,6 +21,7 @@ from nsysddp.ingest.columnar import OF_NSYS, Columnar, exports_in, is_export, qu
 from nsysddp.ingest.hashing import Hashing, hashing_of
 from nsysddp.ingest.nsys import export
 from nsysddp.ingest.packed import promised_bytes, unpack
+from nsysddp.ingest.queries import spelling
 from nsysddp.model.errors import MissingTable, NotAReport, ReportError, UnsupportedSchema
 from nsysddp.model.names import visible
 from nsysddp.model.scratch import scratch_folder
@@ -134,6 +135,20 @@ class Report(AbstractContextManager["Report"]):
                     for name, columns in found
                     if counted or name.lower() in wanted
                 }
+            )
+
+    def require_columns(self, table: str, columns: Iterable[str]) -> None:
+        """Refuse an export whose table lacks columns without which nothing can be said, naming them.
+
+        Raises:
+            MissingTable: naming table and columns.
+        """
+        missing = sorted(set(columns) - self.tables.get(table, frozenset()))
+        if missing:
+            raise MissingTable(
+                f"table {table} has no column {', '.join(missing)}",
+                file=self.path,
+                do="export the report again with an unmodified nsys",
             )
 
     @property
@@ -380,8 +395,6 @@ def _inspect(
 
     Names are spelled as in the queries: for SQLite case means nothing.
     """
-    from nsysddp.ingest.sql import spelling
-
     spelled = spelling()
     columns = {
         spelled.get(name.lower(), name): frozenset(spelled.get(column.lower(), column) for column in found)
@@ -425,8 +438,6 @@ def _real_tables(report: Report, connection: sqlite3.Connection) -> list[str]:
     Raises:
         UnsupportedSchema: one of the names that we read is a view or a virtual table; its rows need have no end.
     """
-    from nsysddp.ingest.sql import spelling
-
     spelled = spelling()
     listed = connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type IN ('table', 'view')")
     real = []
@@ -455,21 +466,6 @@ def _numbered(connection: sqlite3.Connection, table: str, columns: Iterable[str]
         row = connection.execute(f"SELECT NULL FROM {source} LIMIT 1").fetchone()
     hidden = any(column.lower() == "rowid" for column in columns)
     return None if row is None else row[0] is not None and not hidden
-
-
-def require_columns(report: Report, table: str, columns: Iterable[str]) -> None:
-    """Refuse an export whose table lacks columns without which nothing can be said, naming them.
-
-    Raises:
-        MissingTable: naming table and columns.
-    """
-    missing = sorted(set(columns) - report.tables.get(table, frozenset()))
-    if missing:
-        raise MissingTable(
-            f"table {table} has no column {', '.join(missing)}",
-            file=report.path,
-            do="export the report again with an unmodified nsys",
-        )
 
 
 def no_gpu_events_advice() -> str:

@@ -19,8 +19,10 @@ import polars as pl
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
 from nsysddp.join.arrivals import ROOTED, waited_for
 from nsysddp.join.groups import groups_of
+from nsysddp.join.members import places
 from nsysddp.model import schema
 from nsysddp.model.classify import KINDS
+from nsysddp.model.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +66,8 @@ _REASON = {text.removeprefix("unmatched:"): code for code, text in enumerate(REA
 
 _MAX_OFFSET = 4096
 _NEAR_ANCHOR = 64
+_ANCHOR_NS = 10 * NS_PER_MS
+"""By so much session starts of two hosts can be wrong without further notice."""
 
 
 @dataclass
@@ -444,30 +448,16 @@ class _Job:
             self._next += 1
 
     def _own_ranks(self) -> dict[tuple[int, int], int]:
-        """(rank, communicator) to the rank inside the communicator.
-
-        As a recorded ncclCommInit tells, else by the order of rank numbers among the members, which is how process
-        groups are made.
-        """
-        code = {name: number for number, name in enumerate(self.communicators)}
-        told = {
-            (int(process), code[communicator]): int(own)
-            for process, communicator, own in self.operations.filter(
-                pl.col("own_rank").is_not_null() & pl.col("communicator").is_not_null()
-            )
-            .select("process", "communicator", "own_rank")
-            .iter_rows()
-        }
-        lanes = Counter(self.rank_process.values())
-        made = {}
+        """(rank, code of the communicator) to the rank inside the communicator."""
         kernels = self.kernels
-        for communicator in np.unique(kernels.communicator[kernels.communicator >= 0]).tolist():
-            members = np.unique(kernels.rank[kernels.communicator == communicator]).tolist()
-            for position, rank in enumerate(members):
-                process = self.rank_process[rank]
-                alone = lanes[process] == 1
-                made[rank, communicator] = told.get((process, communicator), position) if alone else position
-        return made
+        code = {name: number for number, name in enumerate(self.communicators)}
+        used = np.unique(kernels.communicator[kernels.communicator >= 0]).tolist()
+        members = {
+            self.communicators[number]: np.unique(kernels.rank[kernels.communicator == number]).tolist()
+            for number in used
+        }
+        found = places(self.operations, members, self.rank_process)
+        return {(rank, code[communicator]): place for (rank, communicator), place in found.items()}
 
     # --- by order -------------------------------------------------------------------------------------------------
 
@@ -693,11 +683,16 @@ class _Line:
         # between steps fit too, which the mean shows. Steps are hardly as alike as the ends of one collective are
         # close, so a shift by a whole step, which a wrong anchor can make look nearer, has a larger mean too.
         most = max(2 * min(fit[1] for fit in near), tolerance / 100)
-        best = min((fit for fit in near if fit[1] <= most), key=lambda fit: (fit[2], abs(fit[3])))
-        return int(best[3])
+        fits = [fit for fit in near if fit[1] <= most]
+        # Steps as alike as that: ranks are captured over the same ones, as far as their anchors allow it.
+        best = min(fits, key=lambda fit: (max(fit[2], _ANCHOR_NS), -fit[3], fit[2], abs(fit[4])))
+        return int(best[4])
 
-    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float, float] | None:
-        """Median and mean spread, and distance of the differences of ends at this offset; None if they disagree."""
+    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float, float, int] | None:
+        """Median and (over the share that meets) mean spread of the differences of ends, their size, how many meet.
+
+        None if kinds or sizes disagree.
+        """
         at = np.minimum(np.searchsorted(self.sequence, other.sequence + offset), self.sequence.size - 1)
         same = self.sequence[at] == other.sequence + offset
         at = at[same]
@@ -709,12 +704,15 @@ class _Line:
             return None
         usable = self.synchronising[at]
         if not usable.any():
-            return 0.0, 0.0, float(abs(offset))
+            return 0.0, 0.0, float(abs(offset)), 0
         difference = (other.end[same][usable] - self.end[at[usable]]).astype(np.float64)
         middle = float(np.median(difference))
         if shared_clock:
-            return float(np.median(np.abs(difference))), float(np.mean(np.abs(difference))), abs(middle)
-        # A pair or two have hardly a spread: they are no evidence where more could have met.
-        thin = int(usable.sum()) < min(3, self.sequence.size, other.sequence.size)
+            away = np.abs(difference)
+            return float(np.median(away)), float(np.mean(away)), abs(middle), 0
+        # A pair or two have hardly a spread: they are no evidence where more could have met. Of a few out of many some
+        # fit by chance, so a mean counts the more the more of them meet.
+        met, could = int(usable.sum()), min(self.sequence.size, other.sequence.size)
         away = np.abs(difference - middle)
-        return float(np.median(away)) + (1e18 if thin else 0.0), float(np.mean(away)), abs(middle)
+        median = float(np.median(away)) + (1e18 if met < min(3, could) else 0.0)
+        return median, float(np.mean(away)) * could / met, abs(middle), met

@@ -205,6 +205,40 @@ def _running_sum(values: Times) -> Times:
     return sums
 
 
+class GroupedAxis:
+    """(group, value) as one number with the same order: the groups are laid behind each other on one axis.
+
+    Sorting, searching and running extremes of such numbers start anew in each group.
+
+    Args:
+        values: all values that will be placed.
+        groups: how many groups there are; they are numbered from 0.
+    """
+
+    def __init__(self, values: ArrayLike, groups: int) -> None:
+        known = np.asarray(values, dtype=np.int64)
+        self._low = int(known.min()) if known.size else 0
+        self._width = (int(known.max()) if known.size else 0) - self._low + 1
+        # On too long an axis values are their places among all values.
+        self._places: Times | None = None
+        if self._width * groups >= 1 << 62:
+            self._places = np.unique(known)
+            self._low, self._width = 0, self._places.size
+
+    def place(self, group: ArrayLike, value: ArrayLike) -> Times:
+        """The number of each value in its group."""
+        values = np.asarray(value, dtype=np.int64)
+        if self._places is not None:
+            values = np.searchsorted(self._places, values)
+        places: Times = np.asarray(group, dtype=np.int64) * self._width + (values - self._low)
+        return places
+
+    def value(self, place: Times, group: ArrayLike) -> Times:
+        """The value at each number, whose group is known."""
+        values: Times = place - (np.asarray(group, dtype=np.int64) * self._width - self._low)
+        return values if self._places is None else self._places[values]
+
+
 def grouped_union(
     group: ArrayLike, start: ArrayLike, end: ArrayLike
 ) -> tuple[NDArray[np.int64], Times, Times]:
@@ -228,14 +262,8 @@ def grouped_union(
     if (np.diff(groups) < 0).any() or (first[1:] < first[:-1]).any():
         order = np.lexsort((first, groups))
         groups, first, last = groups[order], first[order], last[order]
-    # A running maximum that starts anew in each group: the groups are laid behind each other on one axis.
-    low, high = int(first.min()), int(last.max())
-    if (high - low + 1) * (int(groups[-1]) + 1) < 1 << 62:
-        axis = groups * (high - low + 1) - low
-        reach = np.maximum.accumulate(last + axis) - axis
-    else:  # Too long an axis: ends become their places among all ends.
-        places, ends = np.unique(last, return_inverse=True)
-        reach = places[np.maximum.accumulate(groups * places.size + ends.ravel()) % places.size]
+    axis = GroupedAxis(last, int(groups[-1]) + 1)
+    reach = axis.value(np.maximum.accumulate(axis.place(groups, last)), groups)
     opens = np.ones(groups.size, dtype=bool)
     opens[1:] = (groups[1:] != groups[:-1]) | (first[1:] > reach[:-1])
     heads = np.flatnonzero(opens)

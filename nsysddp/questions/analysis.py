@@ -14,7 +14,7 @@ import polars as pl
 from nsysddp.model import schema
 from nsysddp.model.result import Result
 from nsysddp.model.warnings import Warning
-from nsysddp.questions import collectives, overlap, own_time
+from nsysddp.questions import collectives, kernels, own_time, phases
 from nsysddp.questions.findings import CODES, find
 from nsysddp.questions.question import Question
 
@@ -56,7 +56,7 @@ ANALYSES: tuple[Analysis, ...] = (
         "phase",
         "What did forward, backward and optimizer launch, and when did it run?",
         "NVTX phase ranges and launches",
-        lambda c, _: overlap.phase_table(c.trace, c.attribution, c.windows),
+        lambda c, _: phases.phase_table(c.trace, c.attribution, c.windows),
     ),
     Analysis(
         "collective",
@@ -68,13 +68,13 @@ ANALYSES: tuple[Analysis, ...] = (
         "kernel_class",
         "Which kernels ran, and as what do they count?",
         "GPU events",
-        lambda c, _: overlap.kernel_class_table(c.trace, c.keep),
+        lambda c, _: kernels.kernel_class_table(c.trace, c.keep),
     ),
     Analysis(
         "memory",
         "Which copies and memsets ran, and how much of them alone?",
         "GPU events",
-        lambda c, _: overlap.memory_table(c.trace, c.attribution, c.keep),
+        lambda c, _: kernels.memory_table(c.trace, c.attribution, c.keep),
     ),
     Analysis(
         "straggler",
@@ -88,7 +88,7 @@ ANALYSES: tuple[Analysis, ...] = (
         "outside_steps",
         "Which GPU work lies outside every step?",
         "NVTX step ranges and launches",
-        lambda c, _: overlap.outside_table(c.trace, c.every_window),
+        lambda c, _: kernels.outside_table(c.trace, c.every_window),
     ),
 )
 """Every table of `nsysddp analyze`, in order."""

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import Graph, build
+from nsysddp.dependencies.graph import Graph
 from nsysddp.dependencies.queues import running_latest
 from nsysddp.model import schema
 from nsysddp.model.intervals import grouped_union
@@ -63,18 +63,17 @@ GRADIENTS, GATHER_FORWARD, GATHER_BACKWARD, REDUCE_SCATTER = (
 ANNOTATION, INFERRED = "annotation", "inferred"
 
 
-def buckets(context: Context, *, graph: Graph | None = None) -> Result:
+def buckets(context: Context) -> Result:
     """What happened to every bucket of every step on every rank?
 
     Args:
         context: of a trace loaded with ``host_calls=True``; without, ``ready`` rests on the order of launches.
-        graph: the dependency graph, if it has been built.
 
     Returns:
         The table ``bucket`` (``schema.MORE_TABLES``), in order of rank, step and launch.
     """
     trace = context.trace
-    graph = build(trace) if graph is None else graph
+    graph = context.graph
     kernels = _kernels(context)
     if kernels.is_empty():
         frame = schema.BUCKET.empty()

@@ -145,7 +145,7 @@ def splits(trace: Trace, frame: pl.DataFrame) -> dict[int, Split]:
     return dict(zip(trace.rank_numbers, trace.each_rank(of_rank), strict=True))
 
 
-_FACTORS: dict[str, Callable[[int], float]] = {
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -167,9 +167,9 @@ def bandwidth(
     if size is None or not shortest_ns:
         return None, None
     alg = gbps(size, shortest_ns)
-    if group_size is None or kind not in _FACTORS:
+    if group_size is None or kind not in BUS_FACTORS:
         return alg, None
-    return alg, alg * _FACTORS[kind](group_size)
+    return alg, alg * BUS_FACTORS[kind](group_size)
 
 
 def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.result import Result
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.communicators import Known
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,13 @@ class Context:
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
 
-    def request(self, question: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that was asked and that shapes a number, as plain JSON."""
-        trace = self.trace
-        return {
-            "question": question,
-            **asdict(self.selection),
-            "step_pattern": trace.step_pattern,
-            "phase_patterns": dict(trace.phase_patterns),
-            "rules_sha256": trace.rules_sha256,
-            "clock_tolerance_ns": trace.clock_tolerance_ns,
-            "options": {
-                name: list(value) if isinstance(value, tuple) else value for name, value in options.items()
-            },
-        }
+    @cached_property
+    def used_steps(self) -> list[int]:
+        """Steps that count, of those asked for: no warm-up on any rank, or all if nothing else; none without steps."""
+        windows = [window for window in self.windows.windows if window.step >= 0]
+        warm = {window.step for window in windows if window.is_warmup}
+        every = {window.step for window in windows}
+        return sorted(every - warm or every)
 
     @cached_property
     def graph(self) -> Graph:
@@ -93,7 +87,7 @@ class Context:
         """The answer of ``questions.buckets``."""
         from nsysddp.questions.buckets import buckets
 
-        return buckets(self, graph=self.graph)
+        return buckets(self)
 
     @cached_property
     def contention(self) -> Result:
@@ -101,6 +95,13 @@ class Context:
         from nsysddp.questions.contention import contention
 
         return contention(self)
+
+    @cached_property
+    def groups(self) -> Known:
+        """The groups of ranks that communicate, with their roles and messages."""
+        from nsysddp.questions.communicators import known_groups
+
+        return known_groups(self)
 
     @cached_property
     def idle(self) -> Result:

@@ -70,6 +70,18 @@ KINDS = (
 )
 """What a piece of a path can be; up to ``sync`` it is something that was recorded, from ``host_gap`` on inferred."""
 
+KIND_WORDS = {
+    "spin": "delay kernels",
+    "memory": "copies",
+    "graph": "CUDA graphs",
+    "unmatched_communication": "communication without a match",
+    "wait": "waiting for other ranks",
+    "sync": "host waiting for the GPU",
+    "host_gap": "host between calls",
+    "gap": "start-up",
+}
+"""What a kind is called in sentences, where that is not its name."""
+
 RECORDED_KINDS = KINDS[: KINDS.index("host_gap")]
 COMMUNICATION_KINDS = ("transfer", "unmatched_communication")
 KIND = pl.Enum(list(KINDS))
@@ -805,7 +817,11 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
     noun = "capture" if steps["step_index"].null_count() else "step"
     tied = int((windows["paths"] > 1).sum())
     kinds = _shared(tables["critical_path_kind"], windows, ["kind"])
-    shares = ", ".join(f"{kind} {duration / total:.1%}" for kind, duration in kinds.iter_rows() if duration)
+    shares = ", ".join(
+        f"{_in_words(kind)} {duration / total:.1%}"
+        for kind, duration in kinds.iter_rows()
+        if duration >= _LEAST_SHOWN * total
+    )
     each = total / windows.height
     headline = f"{ms(each):.3f} ms of critical path per {noun}: {shares}"
     if tied:
@@ -818,7 +834,7 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
         _shared(tables["critical_path_cause"], windows, cause).head(most).iter_rows()
     ):
         shown = None if name is None else _short(name)
-        words = [kind.replace("_", " "), f"before {shown}" if kind in _BEFORE_KINDS and shown else shown]
+        words = [_in_words(kind), f"before {shown}" if kind in _BEFORE_KINDS and shown else shown]
         words.append("before a rank's first call in the capture" if rank is None else f"on rank {rank}")
         words.append(f"in {phase}" if phase else None)
         found.append(
@@ -842,6 +858,14 @@ def _findings(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, 
             )
         )
     return tuple(found)
+
+
+_LEAST_SHOWN = 0.0005
+"""Share of the path below which a kind is 0.0 %."""
+
+
+def _in_words(kind: str) -> str:
+    return KIND_WORDS.get(kind, kind)
 
 
 _BEFORE_KINDS = ("host_gap", "gap", "queued", "unknown")

@@ -8,14 +8,11 @@ modules.
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from importlib.abc import InspectLoader
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsysddp.model.errors import UsageError
@@ -35,6 +32,11 @@ Reads = Literal["launches", "host_calls", "shapes", "metrics"]
 
 VERBS = {"analysis": "analyze", "diagnosis": "diagnose"}
 """Questions whose commands are verbs; the others are called as their modules."""
+
+
+def command_of(name: str) -> str:
+    """The command that asks the question of this name."""
+    return VERBS.get(name, name.replace("_", "-"))
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Question:
     findings: Mapping[str, str] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def command(self) -> str:
+        """The command that asks it."""
+        return command_of(self.name)
+
     def check(self, chosen: Selection) -> None:
         """Refuse a part of the run that the question cannot be about, before anything is read.
 
@@ -121,6 +128,8 @@ class Question:
         Raises:
             UsageError: there is no such option, or the selection is not one for this question.
         """
+        from nsysddp.questions.request import request_of
+
         unknown = sorted(set(options) - {one.name for one in self.options})
         if unknown:
             known = ", ".join(one.name for one in self.options) or "none"
@@ -132,24 +141,30 @@ class Question:
         result = self.run(context, values)
         whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
         warnings = (*whole, *(one for one in result.warnings if one not in whole))
-        return replace(result, warnings=warnings, request=context.request(self.name, values))
+        request = request_of(context.trace, context.selection, self.command, self.name, values)
+        return replace(result, warnings=warnings, request=request.as_dict())
 
 
-_DEFINES = re.compile(r"^QUESTION\b", re.MULTILINE)
+_DEFINES = re.compile(rb"^QUESTION\b", re.MULTILINE)
+_ASKS = re.compile(rb'\A\s*[rR]?"""(.+)')
 
 
 @cache
 def asked() -> dict[str, str]:
-    """Every question: its name (of its module) and the first line of its module's docstring; imports none of them."""
+    """Every question: its name (of its module) and the first line of its module's docstring; imports none of them.
+
+    The sources are searched and not parsed: every start of the command does this, and it takes a few ms.
+    """
     from nsysddp import questions
 
     found = {}
-    for module in pkgutil.iter_modules(questions.__path__):
-        spec = find_spec(f"{questions.__name__}.{module.name}")
-        loader = spec.loader if spec else None
-        source = loader.get_source(spec.name) if spec and isinstance(loader, InspectLoader) else None
-        if source and _DEFINES.search(source):
-            found[module.name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    for finder, name, _ in pkgutil.iter_modules(questions.__path__):
+        spec = finder.find_spec(f"{questions.__name__}.{name}", None)
+        read: Callable[[str], bytes] | None = getattr(spec.loader if spec else None, "get_data", None)
+        source = read(spec.origin) if spec and spec.origin and read else b""
+        if _DEFINES.search(source):
+            asks = _ASKS.match(source)
+            found[name] = asks[1].decode("utf-8").rstrip().removesuffix('"""') if asks else ""
     return found
 
 

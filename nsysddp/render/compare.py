@@ -9,6 +9,8 @@ import polars as pl
 
 from nsysddp.model.units import ms
 from nsysddp.questions.compare.metrics import METRICS
+from nsysddp.questions.compare.tables import TABLES
+from nsysddp.render.document import TEXT, TOOL_SCHEMA, listed, record, request_schema, rows_of, tool
 from nsysddp.render.theme import GREY, INK, LIGHT, LOOKS, STYLE, TRACK, printable
 
 if TYPE_CHECKING:
@@ -214,6 +216,44 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "tables": {name: frame.to_dicts() for name, frame in comparison.tables.items()},
         "warnings": list(comparison.warnings),
         "assumptions": list(comparison.assumptions),
+    }
+
+
+def schema_of_comparison() -> dict[str, Any]:
+    """The JSON Schema of ``as_dict``."""
+    return record(
+        {
+            "schema_version": {"type": "integer"},
+            "verdict": TEXT,
+            "sentence": TEXT,
+            "which_is_which": listed(TEXT),
+            "base": listed(TEXT),
+            "new": listed(TEXT),
+            "tables": record({name: rows_of(table) for name, table in TABLES.items()}),
+            "warnings": listed(TEXT),
+            "assumptions": listed(TEXT),
+        }
+    )
+
+
+def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a comparison: what made it, what was asked, and ``as_dict``."""
+    content = as_dict(comparison)
+    return {
+        "schema_version": content.pop("schema_version"),
+        "tool": tool(),
+        "request": dict(request),
+        **content,
+    }
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of ``document``."""
+    of_comparison = schema_of_comparison()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Is the new side faster, how sure, and what changed?",
+        **record({"tool": TOOL_SCHEMA, "request": request_schema(), **of_comparison["properties"]}),
     }
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from nsysddp.model.result import Result
+    from nsysddp.model.schema import Table
     from nsysddp.questions.question import Question
 
 SCHEMA_VERSION = 1
@@ -31,71 +33,80 @@ _ROWS_AT_A_TIME = 10_000
 """Rows that become text together: a long table as one text would take more memory than the analysis."""
 
 
-def json_schema(asked: Question) -> dict[str, Any]:
-    """The JSON Schema of the document that answers a question, made from the contracts of its tables."""
-    text = {"type": "string"}
-    nullable_text = {"type": ["string", "null"]}
-    table = {
-        name: {
-            "type": "array",
-            "description": one.row,
-            "x-key": list(KEYS.get(name, ())),
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": one.names,
-                "properties": {
-                    column.name: {**_json_type(column.dtype), "description": column.meaning}
-                    for column in one.columns
-                },
-            },
-        }
-        for name, one in ((one.name, one) for one in asked.tables)
+def record(properties: dict[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON Schema of an object with exactly these properties, all there but the optional ones."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": [name for name in properties if name not in optional],
+        "properties": properties,
     }
 
-    def record(properties: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "additionalProperties": False,
-            "required": list(properties),
-            "properties": properties,
-        }
 
-    def listed(items: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "array", "items": items}
+def listed(items: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an array of these."""
+    return {"type": "array", "items": items}
 
+
+def rows_of(table: Table) -> dict[str, Any]:
+    """The JSON Schema of the rows of a table, made from its contract."""
+    columns = {
+        column.name: {**_json_type(column.dtype), "description": column.meaning} for column in table.columns
+    }
+    return {**listed(record(columns)), "description": table.row, "x-key": list(KEYS.get(table.name, ()))}
+
+
+TEXT = {"type": "string"}
+OPTIONAL_TEXT = {"type": ["string", "null"]}
+TOOL_SCHEMA = record({"name": {"const": "nsysddp"}, "version": TEXT})
+
+
+def request_schema() -> dict[str, Any]:
+    """The JSON Schema of what was asked."""
+    from nsysddp.questions.request import KINDS
+
+    spelled = {str: "string", int: "integer", dict: "object", type(None): "null"}
+    kinds: dict[str, dict[str, Any]] = {
+        name: {"type": [spelled[kind] for kind in kinds] if len(kinds) > 1 else spelled[kinds[0]]}
+        for name, kinds in KINDS.items()
+    }
+    kinds["per"] = {"enum": ["step", "capture"]}
+    kinds["phase_patterns"]["additionalProperties"] = TEXT
+    return {**record(kinds), "description": "what was asked, as far as it shapes a number"}
+
+
+def json_schema(asked: Question) -> dict[str, Any]:
+    """The JSON Schema of the document that answers a question, made from the contracts of its tables."""
+    tables = {table.name: rows_of(table) for table in asked.tables}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": asked.ask,
         **record(
             {
                 "schema_version": {"const": SCHEMA_VERSION},
-                "tool": record({"name": {"const": "nsysddp"}, "version": text}),
+                "tool": TOOL_SCHEMA,
                 "inputs": listed(
                     record(
-                        {"name": text, "sha256": text, "nsys_version": nullable_text, "schema": nullable_text}
+                        {"name": TEXT, "sha256": TEXT, "nsys_version": OPTIONAL_TEXT, "schema": OPTIONAL_TEXT}
                     )
                 ),
-                "request": {
-                    "type": ["object", "null"],
-                    "description": "what was asked, as far as it shapes a number",
-                },
-                "tables": {**record(table), "required": [asked.shown]},
+                "request": {"anyOf": [request_schema(), {"type": "null"}]},
+                "tables": {**record(tables), "required": [asked.shown]},
                 "findings": listed(
                     record(
                         {
-                            "code": text,
+                            "code": TEXT,
                             "rank": {"type": ["integer", "null"]},
-                            "step": nullable_text,
+                            "step": OPTIONAL_TEXT,
                             "value": {"type": ["number", "null"]},
-                            "unit": nullable_text,
-                            "message": text,
+                            "unit": OPTIONAL_TEXT,
+                            "message": TEXT,
                             "rows": listed({"type": "object"}),
                         }
                     )
                 ),
-                "assumptions": listed(text),
-                "warnings": listed(record({"code": text, "count": {"type": "integer"}, "message": text})),
+                "assumptions": listed(TEXT),
+                "warnings": listed(record({"code": TEXT, "count": {"type": "integer"}, "message": TEXT})),
             }
         ),
     }
@@ -111,10 +122,15 @@ def _json_type(dtype: pl.DataType) -> dict[str, Any]:
     return {"type": [spelled[type(dtype)], "null"]}
 
 
+def tool() -> dict[str, str]:
+    """What made a document."""
+    return {"name": "nsysddp", "version": nsysddp.__version__}
+
+
 def _head(result: Result) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "nsysddp", "version": nsysddp.__version__},
+        "tool": tool(),
         "inputs": [
             {"name": one.name, "sha256": one.sha256, "nsys_version": one.nsys_version, "schema": one.schema}
             for one in result.trace.inputs
@@ -151,8 +167,8 @@ def write(result: Result, stream: TextIO) -> None:
     stream.write(', "tables": {')
     for number, (name, frame) in enumerate(result.tables.items()):
         stream.write(f"{', ' if number else ''}{json.dumps(name)}: [")
-        for part, some in enumerate(frame.iter_slices(_ROWS_AT_A_TIME)):
-            stream.write(f"{',' if part else ''}{some.write_json()[1:-1]}")
+        for part, rows in enumerate(frame.iter_slices(_ROWS_AT_A_TIME)):
+            stream.write(f"{',' if part else ''}{rows.write_json()[1:-1]}")
         stream.write("]")
     stream.write("}, ")
     stream.write(json.dumps(_rest(result), ensure_ascii=False)[1:])
@@ -198,10 +214,31 @@ def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> N
 
 
 def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
+    """Write the document of a result and its tables, as ``write_tables`` does.
+
+    Raises:
+        UsageError: as in ``check_target``, or a file cannot be written.
+    """
+    write_tables(result.tables, partial(write, result), folder, force=force)
+
+
+def write_tables(
+    tables: Mapping[str, pl.DataFrame],
+    write_document: Callable[[TextIO], None],
+    folder: Path,
+    *,
+    force: bool = False,
+) -> None:
     """Write ``result.json`` and one CSV a table.
 
     A new folder appears whole or not at all. In one that is there an earlier result is replaced and nothing else; a
     folder without ``result.json``, which comes last, is not complete.
+
+    Args:
+        tables: name to frame.
+        write_document: writes what ``result.json`` holds.
+        folder: the place.
+        force: may it replace an earlier result?
 
     Raises:
         UsageError: as in ``check_target``, or a file cannot be written.
@@ -212,11 +249,11 @@ def write_folder(result: Result, folder: Path, *, force: bool = False) -> None:
         with scratch_folder(target if target.exists() else target.parent) as scratch:
             beside = scratch / "result"
             beside.mkdir()
-            for name, frame in result.tables.items():
+            for name, frame in tables.items():
                 with (beside / f"{name}.csv").open("wb") as table:
                     write_csv(frame, table)
             with (beside / _RESULT).open("w", encoding="utf-8") as stream:
-                write(result, stream)
+                write_document(stream)
             with committing():
                 _move(beside, target, force=force)
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -139,8 +139,8 @@ class Grid:
 
     def print(self, screen: Console, rest: str = "--format csv", *, most: int = MOST_ROWS) -> None:
         """Print it, and what was left out with where to find it."""
-        shown = self._fitting(screen.width)
         rows = self.rows[:most]
+        shown = self._fitting(screen.width, rows)
         widths = self._widths(shown, rows)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, self.gap - 1, 0, 0), show_edge=False)
         for place in shown:
@@ -151,9 +151,10 @@ class Grid:
                 style=column.style,
                 no_wrap=True,
             )
-        room = screen.width - (sum(widths.values()) + self.gap * (len(shown) - 1))
+        allotted = self._allotted(widths, screen.width - self.gap * (len(shown) - 1))
         for row in rows:
-            table.add_row(*(Text(self._cut(place, row[place], widths, room)) for place in shown))
+            cells = (short(row[at], allotted[at]) if self.columns[at].left else row[at] for at in shown)
+            table.add_row(*map(Text, cells))
         screen.print(table)
         left_out = [
             column.head.replace("\n", " ")
@@ -182,27 +183,27 @@ class Grid:
             for place in shown
         }  # fmt: skip
 
-    def _fitting(self, width: int) -> list[int]:
+    def _fitting(self, width: int, rows: Sequence[Sequence[str]]) -> list[int]:
         """Columns that fit, the spare ones out first; of text columns at least some characters must."""
         shown = list(range(len(self.columns)))
-        rows = self.rows[:MOST_ROWS]
         while True:
-            least = self._widths(shown, rows)
-            needed = sum(
-                min(least[place], _LEAST_TEXT) if self.columns[place].left else least[place]
-                for place in shown
-            )
+            needed = sum(self._least(place, whole) for place, whole in self._widths(shown, rows).items())
             spare = [place for place in shown if self.columns[place].spare]
             if needed + self.gap * (len(shown) - 1) <= width or not spare:
                 return shown
             shown.remove(max(spare, key=lambda place: (self.columns[place].spare, place)))
 
-    def _cut(self, place: int, text: str, widths: dict[int, int], room: int) -> str:
-        """The text, shortened where the columns together are wider than the screen."""
-        if room >= 0 or not self.columns[place].left:
-            return text
-        long = {one: width for one, width in widths.items() if self.columns[one].left and width > _LEAST_TEXT}
-        total = sum(long.values())
-        if place not in long:
-            return text
-        return short(text, max(_LEAST_TEXT, widths[place] + room * long[place] // total))
+    def _allotted(self, widths: Mapping[int, int], room: int) -> dict[int, int]:
+        """The width of each column where all have ``room`` characters: the widest texts give way first."""
+        allotted = dict(widths)
+        while sum(allotted.values()) > room:
+            texts = [place for place, width in allotted.items() if width > self._least(place, width)]
+            if not texts:
+                break
+            allotted[max(texts, key=lambda place: (allotted[place], place))] -= 1
+        return allotted
+
+    def _least(self, place: int, width: int) -> int:
+        """What a column of this width must have: text can be shortened, to some characters and its head."""
+        column = self.columns[place]
+        return min(width, max(_LEAST_TEXT, *map(len, column.head.split("\n")))) if column.left else width

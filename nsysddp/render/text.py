@@ -132,9 +132,9 @@ def print_question(result: Result, table: str, out: Console | None = None) -> No
     care(screen, result)
 
 
-def print_table(result: Result, name: str, out: Console | None = None) -> None:
+def print_table(frame: pl.DataFrame, name: str, out: Console | None = None) -> None:
     """Print one table, a line a row, as far as it fits; times in ms."""
-    _print_frame(out or console(), result[name], name)
+    _print_frame(out or console(), frame, name)
 
 
 def _print_frame(screen: Console, frame: pl.DataFrame, name: str) -> None:

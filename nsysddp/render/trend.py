@@ -77,6 +77,19 @@ class ChangePoint:
 
 
 @dataclass(frozen=True)
+class Unlike:
+    """A run that is left out of a trend.
+
+    Attributes:
+        run_id: its number.
+        reason: in what it is unlike the run that the others are held beside.
+    """
+
+    run_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Trend:
     """A metric over runs, oldest first."""
 
@@ -87,6 +100,7 @@ class Trend:
     points: tuple[TrendPoint, ...]
     change_points: tuple[ChangePoint, ...]
     warnings: tuple[str, ...]
+    left_out: tuple[Unlike, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON values."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, selectinload, undefer
 
 from nsysddp.model.errors import EvidenceError, UsageError
+from nsysddp.store import requests
 from nsysddp.store.models import METRICS, Base, Finding, Input, Overlap, Rank, Run, Tag
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class StoredRun:
         ranks: one mapping a rank, with the columns of table ``rank``.
         findings: one mapping a finding: code, rank, step, value, unit, message.
         capture: run.json of the capture without its private keys, or None.
+        request: what was asked (``questions.request``); None of a document that does not say it.
     """
 
     run_id: int
@@ -91,6 +92,7 @@ class StoredRun:
     ranks: tuple[dict[str, Any], ...]
     findings: tuple[dict[str, Any], ...]
     capture: dict[str, Any] | None
+    request: dict[str, Any] | None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -392,7 +394,11 @@ def _rows(document: Mapping[str, Any]) -> Run:
     )
     run.inputs = [Input(**row) for row in _typed(Input, document.get("inputs"), "inputs")]
     run.ranks = [Rank(**row) for row in _typed(Rank, tables.get("rank", []), "tables.rank")]
-    run.overlap = [Overlap(**row) for row in _typed(Overlap, tables.get("overlap"), "tables.overlap")]
+    run.request = requests.row_of(document)
+    # Only the answer to another question need not say where the time went.
+    other = run.request is not None and run.request.question != "analysis"
+    overlap = tables.get("overlap", [] if other else None)
+    run.overlap = [Overlap(**row) for row in _typed(Overlap, overlap, "tables.overlap")]
     run.findings = [Finding(**row) for row in _typed(Finding, document.get("findings"), "findings")]
     return run
 
@@ -426,9 +432,7 @@ def _fits(value: Any, kind: type, *, nullable: bool) -> bool:
 
 def _text(value: Any) -> str | None:
     """Text that either database can hold: NUL and lone surrogates become U+FFFD (the document keeps them)."""
-    if value is None:
-        return None
-    return re.sub("[\0\ud800-\udfff]", "\ufffd", str(value))
+    return None if value is None else requests.storable(str(value))
 
 
 def _public(value: Any, parent: str = "") -> Any:
@@ -590,7 +594,7 @@ def metric_values(metric: str, run_ids: Sequence[int], *, url: str | None = None
         return [MetricValue(*row) for row in session.execute(query)]
 
 
-_PARTS = tuple(selectinload(part) for part in (Run.inputs, Run.ranks, Run.findings, Run.tags))
+_PARTS = tuple(selectinload(part) for part in (Run.request, Run.inputs, Run.ranks, Run.findings, Run.tags))
 
 
 def _find(session: Session, run_id: int, *options: Any, lock: bool = False) -> Run:
@@ -628,6 +632,7 @@ def _stored(session: Session, rows: Sequence[Run]) -> list[StoredRun]:
             ranks=tuple(map(_columns, row.ranks)),
             findings=tuple(map(_columns, row.findings)),
             capture=row.capture,
+            request=requests.content_of(row.request),
         )
         for row in rows
     ]

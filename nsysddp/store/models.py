@@ -1,4 +1,4 @@
-"""What does the results database hold: runs with their inputs, ranks, overlap, findings and tags (ORM).
+"""What does the results database hold: runs with what was asked, their inputs, ranks, overlap, findings and tags (ORM).
 
 The normal form answers questions over many runs in SQL; the compressed document beside it is what was
 saved, to the last key, so that a comparison or a verification can start from it. ``position`` is the row
@@ -83,6 +83,7 @@ class Run(Base):
     capture: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     document_zstd: Mapped[bytes] = mapped_column(LargeBinary, deferred=True, deferred_raiseload=True)
 
+    request: Mapped[Request | None] = relationship(cascade="all, delete-orphan", passive_deletes=True)
     inputs: Mapped[list[Input]] = relationship(
         order_by="Input.position", cascade="all, delete-orphan", passive_deletes=True
     )
@@ -98,6 +99,27 @@ class Run(Base):
     tags: Mapped[list[Tag]] = relationship(
         order_by="Tag.name", cascade="all, delete-orphan", passive_deletes=True
     )
+
+
+class Request(Base):
+    """What was asked: the request of the document, so far as that says it."""
+
+    __tablename__ = "request"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    command: Mapped[str] = mapped_column(index=True)
+    question: Mapped[str]
+    per: Mapped[str]
+    from_ns: Mapped[int | None]
+    to_ns: Mapped[int | None]
+    first_step: Mapped[int | None]
+    last_step: Mapped[int | None]
+    skip_warmup: Mapped[int]
+    step_pattern: Mapped[str]
+    phase_patterns: Mapped[dict[str, Any]] = mapped_column(JSON)
+    rules_sha256: Mapped[str | None]
+    clock_tolerance_ns: Mapped[int]
+    options: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
 class _RowOfRun:

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nsysddp.model.errors import EvidenceError
-from nsysddp.render.trend import ChangePoint, Trend, TrendPoint
+from nsysddp.render.trend import ChangePoint, Trend, TrendPoint, Unlike
 from nsysddp.store.database import StoredRun, metric_values, runs
+from nsysddp.store.likeness import unknown, unlike
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +47,9 @@ def trend(
     label: str | None = None,
     last: int | None = None,
 ) -> Trend:
-    """How did ``metric`` move over the kept runs, oldest first?
+    """How did ``metric`` move over the kept runs that are alike, oldest first?
+
+    All are held beside the newest run that knows the metric; what is unlike it is left out, with the reason.
 
     value of a run = median over the steps (without warm-up) of its worst rank, or of ``rank``.
 
@@ -70,7 +73,12 @@ def trend(
     for row in measured:
         samples[row.run_id].setdefault(row.rank, []).append(row.value)
     higher = metric in HIGHER_IS_BETTER
-    points = [_point(run, samples[run.run_id], rank=rank, higher_is_better=higher) for run in kept]
+    every = [(run, _point(run, samples[run.run_id], rank=rank, higher_is_better=higher)) for run in kept]
+    newest = next((run for run, point in reversed(every) if point.value is not None), kept[-1])
+    reasons = {run.run_id: unlike(run, newest) for run in kept}
+    left_out = tuple(Unlike(number, reason) for number, reason in reasons.items() if reason is not None)
+    kept = [run for run in kept if reasons[run.run_id] is None]
+    points = [point for run, point in every if reasons[run.run_id] is None]
     known = [(run, point) for run, point in zip(kept, points, strict=True) if point.value is not None]
     values = [point.value for _, point in known if point.value is not None]
     return Trend(
@@ -80,7 +88,8 @@ def trend(
         confidence=CONFIDENCE,
         points=tuple(points),
         change_points=tuple(_change_points([run for run, _ in known], values)),
-        warnings=tuple(_warnings(metric, points, [run for run, _ in known])),
+        warnings=tuple(_warnings(metric, points, [run for run, _ in known], left_out, newest)),
+        left_out=left_out,
     )
 
 
@@ -331,7 +340,13 @@ def _leaves(record: Mapping[str, Any], prefix: str) -> dict[str, str]:
     return leaves
 
 
-def _warnings(metric: str, points: Sequence[TrendPoint], known: Sequence[StoredRun]) -> list[str]:
+def _warnings(
+    metric: str,
+    points: Sequence[TrendPoint],
+    known: Sequence[StoredRun],
+    left_out: Sequence[Unlike],
+    newest: StoredRun,
+) -> list[str]:
     warnings = []
     silent = [str(point.run_id) for point in points if point.value is None]
     if silent:
@@ -342,10 +357,18 @@ def _warnings(metric: str, points: Sequence[TrendPoint], known: Sequence[StoredR
         warnings.append(
             f"Not enough runs to show a change of level: {len(known)} of at least {SHORTEST_SERIES}."
         )
-    for what, found in (
-        ("GPU", {_settings(run)["GPU"] for run in known}),
-        ("number of ranks", {str(len(run.ranks)) for run in known}),
-    ):
-        if len(found) > 1:
-            warnings.append(f"The runs are not alike: {what} differs ({'; '.join(sorted(found))})")
-    return warnings
+    by_reason: dict[str, list[str]] = {}
+    for run in left_out:
+        by_reason.setdefault(run.reason, []).append(str(run.run_id))
+    warnings += [
+        f"Left out as unlike run {newest.run_id}, the newest: run {', '.join(numbers)}: {reason}"
+        for reason, numbers in by_reason.items()
+    ]
+    versions = sorted({run.tool_version for run in known})
+    if len(versions) > 1:
+        warnings.append(
+            f"The runs were analysed by different versions of nsysddp ({', '.join(versions)}): "
+            "analyse them again where a number can have changed its meaning"
+        )
+    open_ = unknown(known)
+    return warnings if open_ is None else [*warnings, open_]

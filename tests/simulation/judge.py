@@ -25,6 +25,7 @@ The rules, fixed before any result was seen:
   again: within 5 % of that; and the truth within [low, high]. A scenario without a prediction is counted as
   silent, with its reason.
 * **Buckets.** launched - ready, queued, started - ready of every gradient bucket (to 2 ns), and held_by.
+* **First sentence** of ``analyze``: the rules of ``verdicts``.
 * **False alarm.** On a job with nothing planted a cause of at least 3 % of the step, with confidence medium
   or high, whose removal (``COUNTERFACTUAL``) saves less than 1 % of the step.
 * **No answer.** A job that fails, takes too long or is killed is counted, and named; it is never left out.
@@ -49,6 +50,7 @@ from .jobs import MS, Job, Planted, Run, simulate
 from .page import BUCKET_FAULTS, page
 from .runner import failed, judged
 from .trials import CAUSES, ON_ONE_RANK, Trial, draw
+from .verdicts import judge_verdict
 
 FACTORS = (0.5, 1.5, 4.0)
 CAPS = (1.0, 5.0, 25.0, 100.0, 400.0)
@@ -117,24 +119,36 @@ class Answer:
     whatif: list[dict[str, Any]]
     used: list[int]
     buckets: list[dict[str, Any]]
+    verdict: dict[str, Any]
 
 
 def ask(paths: list[Path], job: Job, *, payload: bool) -> Answer:
     """Load the reports and ask."""
     import nsysddp
+    from nsysddp.model.errors import CannotTell
     from nsysddp.questions import context_of
     from nsysddp.questions.question import question
+    from nsysddp.questions.verdict import verdict_of
 
     context = context_of(nsysddp.load(paths, host_calls=True, shapes=True, metrics=True))
+    whatif, silent = question("whatif"), []
     others: dict[str, Any] = {}
     if job.kind in BUCKETED and job.replicas > 1 and payload:
         others = {"bucket_cap": CAPS, "bucket_order": ORDERS, "parameters": job.parameters}
-    predicted = question("whatif").answer(context, faster=FACTORS, **others)
+    try:
+        predicted = whatif.answer(context, faster=FACTORS, **others)
+    except CannotTell as error:
+        if not others:
+            raise
+        predicted = whatif.answer(context, faster=FACTORS)
+        names = [f"cap_{cap:g}" for cap in CAPS] + [f"order_{order}" for order in ORDERS]
+        silent = [{"scenario": name, "step_ns": None, "reason": str(error)} for name in names]
     return Answer(
         diagnosis=question("diagnosis").answer(context)["diagnosis"].to_dicts(),
-        whatif=predicted["whatif"].to_dicts(),
+        whatif=predicted["whatif"].to_dicts() + silent,
         used=[row["step_index"] for row in predicted["whatif_replay"].to_dicts() if row["is_used"]],
         buckets=question("buckets").answer(context)["bucket"].to_dicts(),
+        verdict=asdict(bound) if (bound := verdict_of(context)) else {},
     )
 
 
@@ -168,6 +182,7 @@ def judge(trial: Trial, run: Run, answer: Answer) -> dict[str, Any]:
     made["wrong_high"] = any(alarm["confidence"] == "high" for alarm in made["false_alarms"])
     if job.planted is not None:
         made |= _of_planted(trial, job.planted, costly, step)
+    made["verdict"] = judge_verdict(trial, step, answer.verdict) if answer.verdict else None
     made["whatif"] = _whatif(job, answer)
     made["silent"] = [
         {name: row[name] for name in ("scenario", "reason")}

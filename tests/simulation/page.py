@@ -53,6 +53,7 @@ def page(rows: Sequence[Row], title: str, command: str = "") -> str:
         ),
         *_listed("Jobs whose first cause is not the planted one", _JOB_HEAD, _missed(done)),
         *_listed("Costs at most that are below the saving", _JOB_HEAD, _too_low(done)),
+        *_listed("First sentences that do not hold", (*_JOB_HEAD[:-1], "sentence"), _false_sentences(done)),
         "## What-if",
         "Each prediction beside the same job simulated again. error: predicted over simulated - 1 "
         "(5 %, 25 %, median, 75 %, 95 %); band: half of it over the prediction, median; silent: a scenario "
@@ -167,12 +168,19 @@ def _criteria(rows: Sequence[Row], done: Sequence[Row], guesses: Sequence[Row]) 
     yield criterion("... its cause alone", (row["first_cause_right"] for row in due), "")
     yield "a wrong cause with confidence high", sum(row["wrong_high"] for row in done), "", "0"
     yield criterion("at most: not below the saving by more than 2 % of the step", bounded, "all")
+    open_ones = [row for row in done if row["over"] is not None and row["at_most_holds"] is None]
+    yield "causes named with a cost that is said to be no bound", len(open_ones), "", ""
     yield criterion("what-if within 5 %", (guess["is_close"] for guess in guesses), "90 %")
     yield criterion("what-if: the truth is in the band", (guess["in_band"] for guess in guesses), "90 %")
     groups = [group for _, group in _by(guesses, "kind", "scenario")]
     yield criterion("... kinds of job x scenarios where both hold", map(_is_met, groups), "all")
     yield criterion("jobs all of whose buckets are equal", equal, "all")
     yield criterion("clean jobs with a false alarm", alarms, "below 5 %")
+    verdicts = [row["verdict"] for row in done if row["verdict"]]
+    late = (verdict["late_right"] for verdict in verdicts if verdict["late_due"])
+    holds = (verdict["holds"] for verdict in verdicts if verdict["holds"] is not None)
+    yield criterion("the first sentence names the rank that is late", late, "95 %")
+    yield criterion("the first sentence holds", holds, "all")
 
 
 def _is_met(guesses: Sequence[Row]) -> bool:
@@ -230,6 +238,13 @@ def _too_low(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
     for row in sorted(rows, key=lambda row: row["over"] or 0.0):
         if row["at_most_holds"] is False:
             yield (*_job(row)[:-1], f"{row['over']:+.1%}: {_job(row)[-1]}")
+
+
+def _false_sentences(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
+    for row in rows:
+        verdict = row["verdict"]
+        if verdict and (verdict["late_right"] is False or verdict["holds"] is False):
+            yield (*_job(row)[:-1], f"{verdict['code']} (rank {verdict['rank']})")
 
 
 # --- what-if ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ for claim in "${words[@]+"${words[@]}"}"; do claims+=(--claim "$claim"); done
 words=("${claims[@]}")
 words_of "${OPTIONS:-}"
 if [ -n "${BASE:-}" ]; then
-  words+=(--base)
+  words+=(--against)
   paths_of "$BASE"
 fi
 

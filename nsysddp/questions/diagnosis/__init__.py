@@ -124,7 +124,7 @@ def diagnose(context: Context) -> Result:
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
     pieces = pieces_of(paths)
-    parts = given_to_causes(context, facts, cut_at_causes(context, graph, pieces))
+    parts = given_to_causes(context, facts, cut_at_causes(facts.own, graph, pieces))
     per_step = per_step_of(parts)
     assert_bounds(per_step)
     evidence = evidence_of(parts)

@@ -131,7 +131,8 @@ def costs_of(
     sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
     unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
     moved = weighted.filter(pl.col("kind") == "transfer")
-    uneven = float(moved["cost"].to_numpy() @ uneven_share(context, moved["event"].to_numpy()))
+    explained = float(moved.filter(pl.col("cause") == "straggler")["cost"].sum())
+    uneven = float(moved["cost"].to_numpy() @ uneven_share(context, moved["event"].to_numpy())) - explained
     mean = path / steps
     for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
         cost = round(total / steps)

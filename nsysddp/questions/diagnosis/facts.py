@@ -14,6 +14,7 @@ from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.contention import slowdowns
 from nsysddp.questions.diagnosis.device import uneven_kernels
+from nsysddp.questions.diagnosis.lateness import OwnTime
 from nsysddp.questions.diagnosis.merging import Merging
 from nsysddp.questions.diagnosis.slowing import Slowing
 from nsysddp.questions.link import Link, link_reference_gbps
@@ -43,6 +44,7 @@ class Facts:
 
     Attributes:
         buckets: ``schema.BUCKET`` rows.
+        own: what ranks take for the same work.
         merging: would larger buckets help?
         slowing: by how much kernels are slower beside communication.
         slower_transfer: per rank: share of the time of transfers beside computation that was lost to it.
@@ -56,6 +58,7 @@ class Facts:
     """
 
     buckets: pl.DataFrame
+    own: OwnTime
     merging: Merging
     slowing: Slowing
     slower_transfer: dict[int, float]
@@ -82,6 +85,7 @@ class Facts:
         reference = references.pop() if len(references) == 1 else None
         return cls(
             buckets=context.buckets["bucket"],
+            own=OwnTime.of(context),
             merging=Merging.of(context),
             slowing=Slowing.of(context),
             slower_transfer=slower_transfer,

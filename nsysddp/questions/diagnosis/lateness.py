@@ -14,12 +14,13 @@ collectives it held up; and what a rank did off the path counts nowhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.model.intervals import Intervals
+from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.device import sharing_ranks
 from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
@@ -35,17 +36,31 @@ Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
 
 
-def lateness(context: Context, pieces: pl.DataFrame) -> Spans:
+@dataclass(frozen=True)
+class OwnTime:
+    """What ranks take for the same work, against their peers.
+
+    Attributes:
+        waiting: per rank when what came next on its own line hung on communication.
+        longer: of ``own_time.longer_than_others``; no rows of ranks on a shared GPU, whose lengths include each other.
+    """
+
+    waiting: dict[int, Intervals]
+    longer: pl.DataFrame
+
+    @classmethod
+    def of(cls, context: Context) -> OwnTime:
+        """Compare the ranks."""
+        waiting = waiting_in_gaps(context.graph)
+        spinning = {rank: split.wait for rank, split in context.splits.items()}
+        longer = longer_than_others(context.trace, context.attribution, waiting, spinning)
+        return cls(waiting, longer.filter(~pl.col("rank").is_in(list(sharing_ranks(context.trace)))))
+
+
+def lateness(own: OwnTime, pieces: pl.DataFrame) -> Spans:
     """The spans of each path in which its rank was late; what they say is the rank."""
-    if len(context.trace.rank_numbers) < 2:
-        return _spans(*np.empty((4, 0), dtype=np.int64))
-    waiting = waiting_in_gaps(context.graph)
-    spinning = {rank: split.wait for rank, split in context.splits.items()}
-    longer = longer_than_others(context.trace, context.attribution, waiting, spinning).filter(
-        pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0),
-        # On a shared GPU the lengths include each other: nothing is to be compared.
-        ~pl.col("rank").is_in(list(sharing_ranks(context.trace))),
-    )
+    waiting = own.waiting
+    longer = own.longer.filter(pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0))
     stays = _stays(pieces)
     stay, part = _parts_of(stays, longer)
     value = longer["longer_ns"].to_numpy()[part]
@@ -114,9 +129,9 @@ def _kept(stay: Ints, value: Ints) -> Ints:
     before = np.cumsum(value) - value
     base = np.maximum.accumulate(np.where(heads, np.arange(value.size), 0))
     total = np.cumsum(value) - before[base]
-    # The least from there on, within the stay: later stays are lifted above earlier ones.
-    lift = (int(total.max()) - int(total.min()) + 1) * (stay - stay[-1])
-    least = np.minimum.accumulate((total + lift)[::-1])[::-1] - lift
+    # The least from there on, within the stay.
+    axis = GroupedAxis(total, int(stay[-1]) + 1)
+    least = axis.value(np.minimum.accumulate(axis.place(stay, total)[::-1])[::-1], stay)
     least = np.maximum(least, 0)
     ahead = np.where(heads, 0, np.append(0, least[:-1]))
     kept: Ints = np.maximum(least - ahead, 0)

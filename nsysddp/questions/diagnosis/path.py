@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
-from nsysddp.model.intervals import Intervals
+from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.model.result import Result
 from nsysddp.model.units import NS_PER_MS
-from nsysddp.questions.diagnosis.lateness import Spans, lateness
+from nsysddp.questions.diagnosis.lateness import OwnTime, Spans, lateness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +95,7 @@ def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Seri
     return pl.Series("host_phase", found, dtype=pl.String)
 
 
-def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
+def cut_at_causes(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces, cut at the edges of lateness and of late launches.
 
     ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
@@ -106,28 +106,27 @@ def cut_at_causes(context: Context, graph: Graph, pieces: pl.DataFrame) -> pl.Da
     collective = pieces.filter(pl.col("kind") == "transfer")
     arriver = graph.last[collective["event"].to_numpy()]
     spans = [
-        lateness(context, pieces),
+        lateness(own, pieces),
         late_launches(graph, arriver, collective["path"].to_numpy()),
     ]
-    # Cut points become parts of their pieces; (path, time) is one ascending number, since paths follow each other.
-    low, high = int(start.min(initial=0)), int(end.max(initial=0))
-    width = high - low + 1
-
-    def place(of: Ints, time: Ints) -> Ints:
-        return np.asarray(of * width + np.clip(time - low, 0, width - 1), dtype=np.int64)
-
-    begins, ends = place(path, start), place(path, end)
-    points = np.concatenate([begins, *(place(span[0], edge) for span in spans for edge in span[1:3])])
+    # Cut points become parts of their pieces.
+    edges = [(of, edge) for of, first, last, _ in spans for edge in (first, last)]
+    times = np.concatenate([start, end, *(edge for _, edge in edges)])
+    axis = GroupedAxis(times, int(path.max(initial=-1)) + 1)
+    begins, ends = axis.place(path, start), axis.place(path, end)
+    points = np.concatenate([begins, *(axis.place(of, edge) for of, edge in edges)])
     points = np.unique(points)
     owner = np.searchsorted(begins, points, side="right") - 1
     inside = (owner >= 0) & (points < ends[np.maximum(owner, 0)])
     points, owner = points[inside], owner[inside]
     tops = np.minimum(np.append(points[1:], np.iinfo(np.int64).max), ends[owner])
-    late, unlaunched = ([place(of, first), place(of, last), what] for of, first, last, what in spans)
+    late, unlaunched = (
+        [axis.place(of, first), axis.place(of, last), what] for of, first, last, what in spans
+    )
     rank = pieces["rank"].fill_null(-1).to_numpy()[owner]
     return (
         pieces[owner]
-        .with_columns(start_ns=points - path[owner] * width + low, end_ns=tops - path[owner] * width + low)
+        .with_columns(start_ns=axis.value(points, path[owner]), end_ns=axis.value(tops, path[owner]))
         .with_columns(
             piece_start_ns=pl.Series(start[owner]),
             piece_end_ns=pl.Series(end[owner]),

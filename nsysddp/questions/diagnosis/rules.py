@@ -14,7 +14,9 @@ from nsysddp.questions.diagnosis.blocking import blocking_calls, is_allocation, 
 from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.path import host_phases
-from nsysddp.questions.diagnosis.transfers import shares_of_transfers, transfer_causes
+from nsysddp.questions.diagnosis.pauses import within_shared_pauses
+from nsysddp.questions.diagnosis.stopped import stopped_transfers
+from nsysddp.questions.diagnosis.transfers import MOVING, shares_of_transfers, transfer_causes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +54,11 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
     rows = []
+    for rank, part in stopped_transfers(context, facts.own.longer, parts):
+        taken = np.where(np.isin(cause, MOVING), np.minimum(np.rint(part).astype(np.int64), left), 0)
+        left -= taken
+        of_rank = base.with_columns(cause=pl.lit("straggler"), rank=pl.lit(rank, pl.Int64))
+        rows.append(of_rank.with_columns(is_first=pl.lit(False), cost_ns=pl.Series(taken)))
     for other, part, allowed in (
         *shares_of_transfers(context, facts, parts),
         ("other_process", lengthened_by_others(context, parts), (COMPUTATION,)),
@@ -106,6 +113,7 @@ def _rules(
     waits = gap | (kind == "queued")
     ready = gap & np.where(host, length > LAUNCH_NS, length > START_UP_NS)
     late = parts["late"].to_numpy() & ~np.isin(kind, COMMUNICATION_KINDS)
+    late &= ~(host & within_shared_pauses(context, parts))
     peer = memory & name.str.contains("PtoP|peer").fill_null(False).to_numpy()
     gradients, small = _launched_late(context, facts, parts)
     backward = (parts["phase"] == "backward").fill_null(False).to_numpy()

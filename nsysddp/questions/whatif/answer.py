@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.dependencies.graph import Graph
 from nsysddp.model.errors import CannotTell
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
@@ -26,13 +25,12 @@ GOOD_REPLAY = 0.02
 """A self-replay error below this is what the model is meant for."""
 
 
-def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = None) -> Result:
+def whatif(context: Context, ask: Ask | None = None) -> Result:
     """How long would a step be in each of the scenarios, and how good is the replay that says so?
 
     Args:
         context: of a trace loaded with ``host_calls=True``, and ``shapes=True`` for scenarios about contention.
         ask: the scenarios.
-        graph: the dependency graph, if it has been built.
 
     Returns:
         The tables ``whatif``, ``whatif_replay`` and ``whatif_link``.
@@ -46,8 +44,7 @@ def whatif(context: Context, ask: Ask | None = None, *, graph: Graph | None = No
     trace = context.trace
     if trace.calls is None or trace.calls.is_empty():
         raise CannotTell("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
-    graph = context.graph if graph is None else graph
-    model = Model.of(context, graph, ask)
+    model = Model.of(context, ask)
     rows = [model.row("unchanged", model.unchanged_ns)]
     if ask.standard:
         rows += standard(model, ask)

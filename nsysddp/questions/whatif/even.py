@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from nsysddp.questions.whatif.model import Model
 
     Flags = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
+
+_ODD_TRANSFER = 1.5
+"""Times the median over the steps: a transfer that takes longer is no usual one."""
+
+_ENOUGH_STEPS = 3
 
 _BY_EVENT = ["step", "phase", "name", "number"]
 _NUMBER = pl.int_range(pl.len()).cast(pl.Int64)
 
 
-def without_straggler(model: Model) -> Program | None:
+def without_straggler(model: Model, duration: Floats) -> Program | None:
     """Every event, and every call towards it, as long as on the median rank (of an even number the faster middle one).
 
     Events of the ranks match by step, phase, name and number in that; calls by the event that they lead to, API name
@@ -31,14 +37,19 @@ def without_straggler(model: Model) -> Program | None:
     No rank's host gets less time in a phase than the median rank's had: where ranks do other work (the stages of a
     pipeline), what all do between their calls need not lie at matching calls.
 
+    Args:
+        model: of the recorded run.
+        duration: of all nodes, to be made even.
+
     Returns:
         The program; None if the ranks did not launch the same work, or there is one only.
     """
     ranks = len(model.context.trace.rank_numbers)
     if ranks < 2:
         return None
-    keyed = _events(model)
-    draft = Draft(model.program)
+    program = model.program.having(duration=duration)
+    keyed = _events(model, program)
+    draft = Draft(program)
     if not _even_events(draft, keyed, ranks):
         return None
     _cut_extra_work(draft, keyed, ranks)
@@ -46,11 +57,33 @@ def without_straggler(model: Model) -> Program | None:
     return draft.program()
 
 
-def _events(model: Model) -> pl.DataFrame:
+def with_usual_transfers(model: Model, duration: Floats) -> Floats:
+    """The durations with transfers at most as long as usual at their place in a step, with what steps differ by.
+
+    Another process on the GPU stretches what it finds there: of transfers too, some, in some steps.
+    """
+    events, step = model.context.trace.events, model.context.attribution.step.astype(np.int64)
+    place = ["rank", "stream", "name", "number"]
+    sent = (
+        events.select("rank", "stream", "name")
+        .with_columns(row=pl.int_range(pl.len()), step=pl.Series(step), duration=duration[: events.height])
+        .filter(events["class"] == "communication", pl.Series(step >= 0))
+        .with_columns(number=_NUMBER.over("rank", "stream", "name", "step"))
+        .with_columns(
+            most=_ODD_TRANSFER * pl.col("duration").median().over(place), steps=pl.len().over(place)
+        )
+        .filter(pl.col("steps") >= _ENOUGH_STEPS, pl.col("duration") > pl.col("most"))
+    )
+    usual: Floats = duration.copy()
+    usual[sent["row"].to_numpy()] = sent["most"].to_numpy() / _ODD_TRANSFER
+    return usual
+
+
+def _events(model: Model, program: Program) -> pl.DataFrame:
     """The events with what they match by, their times, and on how many ranks there is such a one."""
     trace, attribution = model.context.trace, model.context.attribution
     events = trace.events
-    weights = model.program.weights
+    weights = program.weights
     return (
         pl.DataFrame(
             {
@@ -108,7 +141,7 @@ def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
 
 
 def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> None:
-    """The same host time on all ranks: of calls, and between them; a costly call of one rank alone takes none."""
+    """No more host time than the median rank's: of calls, and between them; a costly call of one rank takes none."""
     trace, lines = model.context.trace, model.graph.lines
     towards = np.flatnonzero(lines.leads_to >= 0)
     nodes = trace.events.height + towards
@@ -128,8 +161,12 @@ def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> 
     )
     matched = ((calls["ranks"] == ranks) & (calls["step"] >= 0)).to_numpy()
     at_work = matched & ~calls["waits"].to_numpy()
-    draft.duration[nodes[at_work]] = calls["even"].to_numpy()[at_work]
-    draft.ahead_lag[nodes[matched]] = calls["even_gap"].to_numpy()[matched]
+    draft.duration[nodes[at_work]] = (
+        calls.select(pl.min_horizontal("duration", "even")).to_series().to_numpy()[at_work]
+    )
+    draft.ahead_lag[nodes[matched]] = (
+        calls.select(pl.min_horizontal("gap", "even_gap")).to_series().to_numpy()[matched]
+    )
     lonely = nodes[_only_here(calls)]
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)

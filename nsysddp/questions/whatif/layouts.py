@@ -12,7 +12,6 @@ import polars as pl
 from nsysddp.dependencies import replay
 from nsysddp.model.errors import CannotTell, UsageError
 from nsysddp.model.units import BYTES_PER_MIB
-from nsysddp.questions import buckets as bucket_analysis
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
@@ -41,7 +40,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
     """Rows of the bucket caps, orders and of the optimizer in backward, with the fitted links and the buckets."""
     wanted = bool(ask.caps_mib or ask.orders)
     context, graph = model.context, model.graph
-    table = bucket_analysis.buckets(context, graph=graph)["bucket"]
+    table = context.buckets["bucket"]
     try:
         if not wanted and table.is_empty():
             return [], None, None
@@ -130,7 +129,8 @@ class _Remodel:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
         kernels = model.kernels.joined_by(self._ranks)
-        schedule = kernels.settled(program, program.duration, model.slowing.mid)
+        work = kernels.freed(program.duration, model.slowing.mid)
+        schedule = kernels.settled(program, work, model.slowing.mid)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:
@@ -204,9 +204,9 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     computes = trace.events["class"].is_in(["compute", "spin"])
     stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
     step = model.context.attribution.step
-    communication = (trace.events["class"] == "communication").to_numpy()
+    communication = np.zeros(model.program.duration.size, dtype=bool)
+    communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
     draft = replay.Draft(model.program)
-    ranks = trace.events["rank"].to_numpy()
     found = False
     for backward in buckets.backwards:
         first, last = trace.rows_of(backward.rank)
@@ -223,7 +223,6 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
         for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
             bucket = backward.buckets[place[fresh]]
             draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
-    assert ranks.size == phases.len()
     if not found:
         return nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
     return model.row(

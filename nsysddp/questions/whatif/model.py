@@ -81,12 +81,13 @@ class Model:
     variation_ratio: float
 
     @classmethod
-    def of(cls, context: Context, graph: Graph, ask: Ask) -> Model:
+    def of(cls, context: Context, ask: Ask) -> Model:
         """Replay a run unchanged.
 
         Raises:
             AnalysisError: no step has any length, or the replay is circular.
         """
+        graph = context.graph
         paths = critical_path(context.trace, graph=graph, attribution=context.attribution)
         warm = paths["critical_path_step"].filter("is_warmup")["step_index"].drop_nulls().unique().to_list()
         steps = replay.steps_of(graph, context.attribution, warm)

@@ -2,8 +2,11 @@
 
 Kernels beside communication that is shorter run alone earlier: their durations are those of ``slowing``. What the
 capture leaves open makes the band: the ends of what contention can be; transfers that ran at one time on one rank,
-which may or may not have shared a link; latency that no edge explains (another process on the GPU), which a shorter
-step may or may not have.
+which may or may not have shared a link; latency that no edge explains and transfers longer than usual at their place
+(another process on the GPU), which a shorter step may or may not have.
+
+Of a collective whose counterpart is not known nobody knows how much of it was waiting, from nothing to all. Where that
+decides about more than ``_MOST_UNMATCHED`` of the step, there is no prediction.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import ms
-from nsysddp.questions.whatif.even import without_straggler
+from nsysddp.questions.whatif.even import with_usual_transfers, without_straggler
 from nsysddp.questions.whatif.model import HOST_KINDS, Model
 
 if TYPE_CHECKING:
@@ -76,15 +79,19 @@ def nothing(scenario: str, reason: str) -> dict[str, object]:
 def _without_communication(model: Model, communication: Flags) -> dict[str, object]:
     program, slowing = model.program, model.slowing
 
-    def mean(share: Mapping[int, float], unexplained: float = 1.0) -> float:
+    def mean(share: Mapping[int, float], unexplained: float = 1.0, left: Floats | float = 0.0) -> float:
         freed = model.kernels.freed(program.duration, share)
         gone = program.having(
-            duration=np.where(communication, 0.0, freed), excess=unexplained * program.weights.excess
+            duration=np.where(communication, left, freed), excess=unexplained * program.weights.excess
         )
         return model.mean(gone.apart(communication))
 
     middle, low, high = mean(slowing.mid), mean(slowing.low), mean(slowing.high)
-    return _row(model, "no_communication", [middle, low, high, mean(slowing.mid, 0.0)])
+    others = [low, high, mean(slowing.mid, 0.0)]
+    odd = program.duration - with_usual_transfers(model, program.duration)
+    if odd.any():  # another process on the GPU would have stretched something else
+        others.append(mean(slowing.mid, left=odd))
+    return _row(model, "no_communication", [middle, *others])
 
 
 def _faster(model: Model, communication: Flags, factor: float) -> dict[str, object]:
@@ -96,7 +103,7 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         return program.having(duration=np.where(which, (duration - shared) / factor, duration))
 
     def mean(changed: Program, share: Mapping[int, float]) -> float:
-        return model.mean_of(model.kernels.settled(changed, duration, share))
+        return model.mean_of(model.kernels.settled(changed, model.kernels.freed(duration, share), share))
 
     quick = sent(communication)
     middle = mean(quick, slowing.mid)
@@ -113,6 +120,9 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         mean(sent(communication, _shared(model, communication)), slowing.mid),
         mean(quick.having(excess=np.zeros_like(duration)), slowing.mid),
     ]
+    odd = duration - with_usual_transfers(model, duration)
+    if odd.any():
+        others.append(mean(quick.having(duration=quick.duration + odd * (1 - 1 / factor)), slowing.mid))
     return _row(model, name, [middle, *others], shorter=factor >= 1)
 
 
@@ -128,16 +138,35 @@ def _row(model: Model, scenario: str, means: Sequence[float], *, shorter: bool =
 
 
 def _even(model: Model, communication: Flags) -> dict[str, object]:
-    even = without_straggler(model)
-    if even is None:
+    """Without a late rank collectives wait less, which may or may not cost the kernels beside them less."""
+    nobody = dict.fromkeys(model.slowing.mid, 0.0)
+    means = _even_means(model, communication, nobody)
+    if means is None:
         return nothing("no_straggler", "the ranks did not launch the same work, or there is one only")
-    mean = model.mean(even)
+    if any(model.slowing.mid.values()):
+        slowed = _even_means(model, communication, model.slowing.mid)
+        assert slowed is not None
+        means = [(means[0] + slowed[0]) / 2, *means, *slowed]
+    if not _unmatched(model.program, communication).any():
+        return model.row("no_straggler", *means)
+    ends = min(means), max(means)
+    return _open(model, "no_straggler", ends) or model.row("no_straggler", sum(ends) / 2, *ends)
+
+
+def _even_means(model: Model, communication: Flags, share: Mapping[int, float]) -> list[float] | None:
+    """Mean step without a late rank: with usual transfers; and as they were, and where unmatched ones take no time."""
+    even = without_straggler(model, model.kernels.freed(model.program.duration, share))
+    if even is None:
+        return None
+    usual = with_usual_transfers(model, even.duration)
     unmatched = _unmatched(model.program, communication)
-    if not unmatched.any():
-        return model.row("no_straggler", mean)
-    least = model.mean(even.having(duration=np.where(unmatched, 0.0, even.duration)))
-    silent = _open(model, "no_straggler", (least, mean))
-    return silent or model.row("no_straggler", (least + mean) / 2, least, mean)
+    durations = [usual]
+    if (usual < even.duration).any():
+        durations.append(even.duration)
+    if unmatched.any():
+        durations.append(np.where(unmatched, 0.0, usual))
+    programs = (even.having(duration=duration) for duration in durations)
+    return [model.mean_of(model.kernels.settled(program, program.duration, share)) for program in programs]
 
 
 def _without_contention(model: Model) -> dict[str, object]:

@@ -181,18 +181,17 @@ class Kernels:
             freed[self.rows[part]] -= share[rank] * self.beside[part]
         return freed
 
-    def settled(self, program: Program, recorded: Floats, share: Mapping[int, float]) -> Schedule:
+    def settled(self, program: Program, work: Floats, share: Mapping[int, float]) -> Schedule:
         """The schedule of a program whose communication is another, with kernels as long as that makes them.
 
         Args:
-            program: with the recorded durations of kernels.
-            recorded: the recorded durations of all nodes.
+            program: with durations of kernels to begin with.
+            work: the durations of all nodes without what communication costs them (``freed``).
             share: what each rank's kernels lose beside communication.
         """
         schedule = replay.run(program)
         if not any(share.values()):
             return schedule
-        work = self.freed(recorded, share)
         for _ in range(_TURNS):
             before = schedule.end
             duration = program.duration.copy()

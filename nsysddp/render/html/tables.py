@@ -207,11 +207,11 @@ def short_table(caption: str, frame: pl.DataFrame, most: int = MOST_SHOWN) -> di
     ]
     rows = [
         {
-            "cells": [_cell(name, value) for name, value in zip(names, row, strict=True)],
+            "cells": _cells(row),
             "id": None,
             "tag": None,
         }
-        for row in frame.head(most).select(names).iter_rows()
+        for row in frame.head(most).select(names).iter_rows(named=True)
     ]
     more = frame.height - len(rows)
     return {
@@ -252,7 +252,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     if name.endswith("_ns") and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return per_rank.milliseconds(value) if value >= 0 else f"−{per_rank.milliseconds(-value)}"
+        return _milliseconds(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -272,13 +272,16 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     made = []
     for name, value in row.items():
         if in_ns and isinstance(value, float) and not name.endswith("_ratio"):
-            made.append(
-                per_rank.milliseconds(abs(value)) if value >= 0 else f"−{per_rank.milliseconds(-value)}"
-            )
+            made.append(_milliseconds(value))
         elif in_ns and name == "unit":
             made.append("ms")
-        elif in_ns and name == "metric":
-            made.append(_label(str(value)).removesuffix(" (ms)"))
+        elif name == "metric":
+            label = _label(str(value))
+            made.append(label.removesuffix(" (ms)") if "unit" in row else label)
         else:
             made.append(_cell(name, value))
     return made
+
+
+def _milliseconds(ns: float) -> str:
+    return per_rank.milliseconds(ns) if ns >= 0 else f"−{per_rank.milliseconds(-ns)}"

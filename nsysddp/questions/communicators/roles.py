@@ -1,0 +1,338 @@
+"""What is each group of ranks for: data, tensor, pipeline or expert parallelism, sharding, replicas, or the whole job?
+
+From what a group does (kinds, phases, sizes), from who is in it, and from what the job says. Ranks run one program, so
+groups that do the same and share no rank are one *family*; a family that covers all ranks splits the job into parts.
+Evidence is a sentence; where it is thin there is no role, and the sentence says what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from nsysddp.questions.communicators.groups import IN_NO_GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nsysddp.questions.communicators.groups import Group, Groups
+
+ROLES = ("data", "shard", "replicate", "tensor", "pipeline", "expert", "world")
+"""What a group can be for; null is *not reported*."""
+
+_SMALL_BYTES = 1024
+"""Reductions up to this are norms and losses (definitions, "Tail")."""
+
+_MANY_FORWARD = 4
+"""Without sizes: reductions in a forward from which on they are no metrics."""
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_IDLE_KINDS = ("broadcast", "barrier", "unknown")
+"""Kinds that any group may run beside what it is for."""
+
+
+_OF_ONE_GROUP = ({"all_reduce"}, {"all_gather", "reduce_scatter"}, {"all_to_all"})
+"""Kinds that one communicator alone runs; together they can be several that share their ranks."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a group runs of one kind in one phase.
+
+    Attributes:
+        kind, phase: of the collectives; phase is None where it is not known.
+        calls: of one rank.
+        sizes: message sizes and how often; empty where one is unknown.
+        in_bucket: were they launched inside annotated buckets?
+    """
+
+    kind: str
+    phase: str | None
+    calls: int
+    sizes: dict[int, int]
+    in_bucket: bool
+
+    @property
+    def is_small(self) -> bool:
+        """Norms and losses only, by their sizes."""
+        return bool(self.sizes) and max(self.sizes) <= _SMALL_BYTES
+
+
+@dataclass
+class Family:
+    """Groups that do the same and share no rank.
+
+    Attributes:
+        size: ranks of each, as captured.
+        groups: the groups.
+        uses: what they do, apart from small reductions.
+        small: whether they do small reductions.
+        covers: every captured rank is in one of them.
+    """
+
+    size: int
+    groups: list[Group]
+    uses: list[Use]
+    small: bool
+    covers: bool = False
+    ranks: set[int] = field(default_factory=set)
+
+    def of(self, kinds: Iterable[str], phase: str | None = "*") -> list[Use]:
+        """Uses of these kinds in this phase."""
+        return [use for use in self.uses if use.kind in kinds and phase in ("*", use.phase)]
+
+    @property
+    def is_named(self) -> bool:
+        """Payloads say that this is one communicator."""
+        return all(group.communicator is not None for group in self.groups)
+
+    @property
+    def knows_phases(self) -> bool:
+        """Something of it was launched in forward or backward."""
+        return any(use.phase in ("forward", "backward") for use in self.uses)
+
+    def is_orthogonal(self, other: Family) -> bool:
+        """Every group of this one meets every group of the other in one rank at most, and both cover the ranks."""
+        if not (self.covers and other.covers) or self.size < 2 or other.size < 2:
+            return False
+        owner = {rank: group.number for group in other.groups for rank in group.ranks}
+        return all(len({owner[rank] for rank in group.ranks}) == len(group.ranks) for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a group is for (None: not reported), and why that is so or why it is not known."""
+
+    role: str | None
+    evidence: str
+
+
+def roles_of(groups: Groups, flows: pl.DataFrame) -> dict[int, Role]:
+    """The role of each group by its number.
+
+    Args:
+        groups: the groups.
+        flows: messages (``pairs.messages_of``), which tell where a pipeline leads.
+    """
+    ranks = set(groups.trace.rank_numbers)
+    declared = groups.trace.ranks["world_size"].max()
+    world = max(len(ranks), int(declared) if isinstance(declared, int) else 0)
+    families = _families(groups, ranks)
+    found: dict[int, Role] = {}
+    for family in families:
+        role = _role(family, families, flows, world)
+        found |= {group.number: role for group in family.groups}
+    idle = Role(None, "nothing of it in the steps used")
+    return {group.number: found.get(group.number, idle) for group in groups.all}
+
+
+# --- families --------------------------------------------------------------------------------------------------------
+
+
+def _families(groups: Groups, ranks: set[int]) -> list[Family]:
+    uses, has_small = _uses(groups)
+    made: list[tuple[tuple[object, ...], Family]] = []
+    for group in sorted(groups.all, key=_shape):
+        mine = uses.get(group.number, [])
+        if not mine and group.number not in has_small:
+            continue
+        key = (len(group.ranks), frozenset((use.kind, use.phase) for use in mine))
+        fitting = (
+            family for its_key, family in made if its_key == key and family.ranks.isdisjoint(group.ranks)
+        )
+        family = next(fitting, None)
+        if family is None:
+            family = Family(len(group.ranks), [], mine, group.number in has_small)
+            made.append((key, family))
+        family.groups.append(group)
+        family.ranks |= set(group.ranks)
+    for _, family in made:
+        whole = all(group.size == len(group.ranks) for group in family.groups)
+        family.covers = whole and family.ranks == ranks
+    return [family for _, family in made]
+
+
+def _shape(group: Group) -> tuple[object, ...]:
+    """Groups of one partition are usually moved copies of each other."""
+    first = group.ranks[0]
+    return (len(group.ranks), [rank - first for rank in group.ranks], first)
+
+
+def _uses(groups: Groups) -> tuple[dict[int, list[Use]], set[int]]:
+    """What each group does beside small reductions, and which groups run some."""
+    trace = groups.trace
+    in_bucket = trace.ranges.filter(pl.col("text").str.starts_with("nsysddp:bucket=")).height > 0
+    events = groups.events.filter(pl.col("group") != IN_NO_GROUP)
+    counted = (
+        events.group_by("group", "kind", "phase", "bytes", "rank")
+        .len()
+        .group_by("group", "kind", "phase", "bytes")
+        .agg(pl.col("len").max())
+        .sort("group", "kind", "phase", "bytes", nulls_last=True)
+    )
+    made: dict[int, list[Use]] = {}
+    small: set[int] = set()
+    for (group, kind, phase), part in counted.group_by("group", "kind", "phase", maintain_order=True):
+        sizes = {} if part["bytes"].null_count() else dict(part.select("bytes", "len").iter_rows())
+        # The annotation names buckets of gradients: what is reduced in backward then is one of them.
+        marked = in_bucket and kind in _REDUCTIONS and phase == "backward"
+        use = Use(str(kind), phase if phase is None else str(phase), int(part["len"].sum()), sizes, marked)
+        if use.kind in _REDUCTIONS and use.is_small:
+            small.add(int(group))
+        else:
+            made.setdefault(int(group), []).append(use)
+    return made, small
+
+
+# --- the role of a family --------------------------------------------------------------------------------------------
+
+
+def _role(family: Family, families: Sequence[Family], flows: pl.DataFrame, world: int) -> Role:
+    kinds = {use.kind for use in family.uses} - set(_IDLE_KINDS)
+    if kinds == {"send_recv"}:
+        return _pipeline(family, flows)
+    if not family.is_named and kinds and kinds not in _OF_ONE_GROUP:
+        return Role(
+            None,
+            f"{_listed(kinds)}: without payloads several groups can look like one (--include-blobs=true)",
+        )
+    if "all_to_all" in kinds:
+        return _expert(family, kinds)
+    if not kinds:
+        return _world(family, world)
+    others = [other for other in families if other is not family]
+    if not family.knows_phases:
+        return _without_phases(family, others)
+    forward = [use for use in family.of(_REDUCTIONS, "forward") if not use.in_bucket]
+    if forward:
+        return _tensor(family, forward)
+    return _gradients(family, others)
+
+
+def _pipeline(family: Family, flows: pl.DataFrame) -> Role:
+    """Activations go one way in forward, and never come back in it."""
+    numbers = [group.number for group in family.groups]
+    every = flows.filter((pl.col("kind") == "send_recv") & pl.col("peer").is_not_null())
+    forward = every.filter(pl.col("phase") == "forward")
+    edges = {
+        (rank, peer) if sends else (peer, rank)
+        for rank, peer, sends in forward.select("rank", "peer", "sends").iter_rows()
+    }
+    if not every.filter(pl.col("group").is_in(numbers)).height:
+        return Role(None, "sends and receives, but not who sends to whom (export with --include-blobs=true)")
+    if not edges:
+        return Role(None, "sends and receives, but none in a forward range that would tell which way they go")
+    if _goes_in_a_circle(edges):
+        return Role(
+            None, "sends and receives in a circle: stages that are visited twice, or a ring of sequence parts"
+        )
+    return Role("pipeline", "sends and receives only; in forward they go one way and never in a circle")
+
+
+def _goes_in_a_circle(edges: set[tuple[int, int]]) -> bool:
+    left = set(edges)
+    while left:
+        senders = {sender for sender, _ in left}
+        kept = {edge for edge in left if edge[1] in senders}
+        if kept == left:
+            return True
+        left = kept
+    return False
+
+
+def _expert(family: Family, kinds: set[str]) -> Role:
+    uses = family.of(("all_to_all",))
+    sizes = {size for use in uses for size in use.sizes}
+    also = "" if kinds == {"all_to_all"} else f", beside {_listed(kinds - {'all_to_all'})}"
+    if len(sizes) > 1:
+        return Role("expert", f"all-to-alls of {len(sizes)} sizes{also}")
+    shares = "equal shares" if sizes else "sizes are not recorded"
+    return Role("expert", f"all-to-alls{also} ({shares}: parts of sequences are exchanged alike)")
+
+
+def _world(family: Family, world: int) -> Role:
+    if family.size == world and family.covers:
+        return Role("world", "all ranks; nothing but small reductions, broadcasts and barriers")
+    return Role(None, "nothing but small reductions, broadcasts and barriers")
+
+
+def _tensor(family: Family, forward: Sequence[Use]) -> Role:
+    """Activations are reduced in forward, and their gradients, of the same sizes, in backward."""
+    backward = family.of(_REDUCTIONS, "backward")
+    names = _listed({use.kind for use in forward})
+    if all(use.sizes for use in (*forward, *backward)):
+        seen = {size for use in forward for size in use.sizes}
+        moved = sum(size * count for use in backward for size, count in use.sizes.items())
+        same = sum(size * count for use in backward for size, count in use.sizes.items() if size in seen)
+        if backward and 2 * same >= moved:
+            return Role("tensor", f"{names} in forward, and in backward of the same sizes")
+        rest = ", in backward mostly of other sizes" if backward else ", none in backward"
+        return Role(None, f"{names} in forward{rest}")
+    calls, back = (sum(use.calls for use in uses) for uses in (forward, backward))
+    if calls >= _MANY_FORWARD and back in (calls, 2 * calls):
+        return Role("tensor", f"{calls} x {names} in forward and {back} in backward (sizes are not recorded)")
+    return Role(None, f"{names} in forward and backward; sizes would tell of what (--include-blobs=true)")
+
+
+def _gradients(family: Family, others: Sequence[Family]) -> Role:
+    """What is reduced after forward are gradients: scattered, or over copies of the model."""
+    scattered, gathered = family.of(("reduce_scatter",)), family.of(("all_gather",))
+    if scattered and gathered:
+        where = _listed({use.phase for use in gathered if use.phase})
+        return Role("shard", f"gathers in {where}, reduce-scatter in backward, nothing reduced in forward")
+    reduced = family.of(("all_reduce", "reduce", "reduce_scatter"))
+    if not reduced:
+        return Role(None, f"only {_listed({use.kind for use in family.uses})}")
+    known = any(use.phase == "backward" or use.sizes for use in reduced)
+    if not known:
+        return Role(None, "reduced after backward, of unknown size: gradients, or a norm")
+    if not family.covers:
+        return Role(
+            None, "reduced in or after backward, but the groups alike do not hold every rank of the job"
+        )
+    across = [other for other in others if family.is_orthogonal(other)]
+    if any(map(_shards, across)):
+        return Role("replicate", "reduced in backward, one rank of every shard group")
+    crossing = " orthogonal to groups that reduce in forward;" if any(map(_reduces_forward, across)) else ""
+    said = "annotated buckets" if any(use.in_bucket for use in reduced) else "reduced in or after backward"
+    return Role("data", f"{said}, nothing reduced in forward;{crossing} the groups alike hold every rank")
+
+
+def _shards(family: Family) -> bool:
+    scatters = bool(family.of(("reduce_scatter",)) and family.of(("all_gather",)))
+    return scatters and not _reduces_forward(family)
+
+
+def _reduces_forward(family: Family) -> bool:
+    return bool(family.of(_REDUCTIONS, "forward"))
+
+
+def _without_phases(family: Family, others: Sequence[Family]) -> Role:
+    """Without forward and backward only sharding over replicas is unmistakable: scattered parts are reduced again."""
+    shards = _scattered_parts(family)
+    for other in others:
+        if not family.is_orthogonal(other):
+            continue
+        if shards and shards <= _reduced_sizes(other):
+            return Role("shard", "what it scatters is reduced again, in the same sizes, by groups across it")
+        if _scattered_parts(other) and _scattered_parts(other) <= _reduced_sizes(family):
+            return Role("replicate", "reduces what groups across it have scattered, in the same sizes")
+    return Role(None, "no forward or backward range is known (--phase-pattern)")
+
+
+def _scattered_parts(family: Family) -> set[int]:
+    """Sizes of the parts that a reduce-scatter leaves each rank; empty if it does not also gather."""
+    if not family.of(("all_gather",)):
+        return set()
+    return {size // family.size for use in family.of(("reduce_scatter",)) for size in use.sizes}
+
+
+def _reduced_sizes(family: Family) -> set[int]:
+    return {size for use in family.of(("all_reduce",)) for size in use.sizes}
+
+
+def _listed(words: Iterable[str]) -> str:
+    ordered = [word.replace("_", "-") for word in sorted(words)]
+    return " and ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1]))) if ordered else "nothing"

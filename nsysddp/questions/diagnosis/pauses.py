@@ -1,0 +1,99 @@
+"""Which pauses of a rank's host are pauses of all ranks?
+
+A host that stops on all ranks makes none late, though the others need not show it: where their GPUs wait for
+communication meanwhile, their own line has no gap. So host time is compared with host time: what the host of each rank
+took in a phase of a step by itself, outside calls and in them once what they waited for was there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from nsysddp.dependencies.host import Blocking, blocking_kind
+from nsysddp.model.intervals import Intervals
+from nsysddp.model.units import NS_PER_US
+from nsysddp.questions.diagnosis.path import host_phases
+from nsysddp.questions.own_time import median_of_others
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nsysddp.questions import Context
+
+LEAST_NS = 100 * NS_PER_US
+"""Host time in one piece from which on it is a pause, rather than launching."""
+
+_ALIKE = 0.5
+"""Peers whose pauses last at least this share of a rank's have the same pause."""
+
+
+def shared_pauses(context: Context) -> dict[int, Intervals]:
+    """Per rank: its pauses in those phases and steps in which its peers' hosts paused for about as long."""
+    found = _pauses(context)
+    if found.is_empty():
+        return {}
+    length = pl.col("end_ns") - pl.col("start_ns")
+    place = ["rank", "step", "phase"]
+    sums = found.group_by(place).agg(own=length.sum()).sort(place)
+    same = sums.select(pl.struct("step", "phase").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    others = np.full(sums.height, len(context.trace.rank_numbers) - 1, dtype=np.int64)
+    peers = median_of_others(same, sums["own"].to_numpy(), others)
+    alike = sums.filter(pl.Series(peers >= _ALIKE * sums["own"].to_numpy()))
+    shared = found.join(alike, on=place, how="semi", nulls_equal=True)
+    return {
+        int(str(rank)): Intervals.union_of(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
+        for (rank,), own in shared.group_by("rank")
+    }
+
+
+def within_shared_pauses(context: Context, parts: pl.DataFrame) -> NDArray[np.bool_]:
+    """Which parts of a path lie mostly in a pause that their rank shares with its peers?"""
+    rank = parts["rank"].fill_null(-1).to_numpy()
+    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
+    inside = np.zeros(parts.height, dtype=bool)
+    for number, pauses in shared_pauses(context).items():
+        mine = np.flatnonzero(rank == number)
+        inside[mine] = 2 * pauses.length_within(start[mine], end[mine]) > end[mine] - start[mine]
+    return inside
+
+
+def _pauses(context: Context) -> pl.DataFrame:
+    """``rank``, ``step``, ``phase``, ``start_ns`` and ``end_ns`` of every pause: gaps ahead of calls, and calls."""
+    graph = context.graph
+    lines = graph.lines
+    if not lines.start.size:
+        return pl.DataFrame()
+    rank = lines.rank.astype(np.int64)
+    ahead = np.append(True, rank[1:] != rank[:-1])
+    before = np.where(ahead, lines.start, np.append(0, np.maximum.accumulate(lines.end)[:-1]))
+    waited = np.where(lines.awaited >= 0, graph.end[np.maximum(lines.awaited, 0)], 0)
+    begin = np.concatenate([np.minimum(before, lines.start), np.clip(waited, lines.start, lines.end)])
+    end = np.concatenate([lines.start, lines.end])
+    call = np.tile(np.arange(rank.size), 2)
+    silent = np.append(np.zeros(rank.size, dtype=bool), _waits_unresolved(context))
+    long = np.flatnonzero((end - begin > LEAST_NS) & ~silent)
+    begin, end, call = begin[long], end[long], call[long]
+    launched = lines.leads_to[call]
+    step = np.where(launched >= 0, context.attribution.step[np.maximum(launched, 0)], -1)
+    return pl.DataFrame(
+        {
+            "rank": rank[call],
+            "step": step,
+            "phase": host_phases(context, rank[call], begin, end),
+            "start_ns": begin,
+            "end_ns": end,
+        }
+    )
+
+
+def _waits_unresolved(context: Context) -> NDArray[np.bool_]:
+    """Which calls wait for the GPU, and nothing says for what? Their own time is unknown."""
+    lines, calls = context.graph.lines, context.trace.calls
+    assert calls is not None
+    names = calls["name"].gather(lines.row)
+    waits = [name for name in names.unique().to_list() if name and blocking_kind(name) != Blocking.NOTHING]
+    flags: NDArray[np.bool_] = names.is_in(waits).fill_null(False).to_numpy() & (lines.awaited < 0)
+    return flags
