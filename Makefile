@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
 CORE := nsysddp/model/*.py,nsysddp/ingest/*.py,nsysddp/join/*.py,nsysddp/dependencies/*.py,nsysddp/questions/*.py
 
-.PHONY: demo reference test lint types imports unit coverage mutants format clean
+.PHONY: demo reference docs test lint types imports unit coverage mutants format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/nsysddp demo
@@ -23,7 +23,7 @@ $(VENV)/.demo: $(VENV)/.base pyproject.toml
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
 	$(BIN)/python -m pip install -q 'torch==2.13.0'
-	$(BIN)/python -m pip install -q -e '.[dev,store,perfetto,workloads]'
+	$(BIN)/python -m pip install -q -e '.[dev,docs,store,perfetto,mcp,workloads]'
 	touch $@
 
 lint: $(VENV)/.test
@@ -45,6 +45,10 @@ coverage: $(VENV)/.test
 mutants: $(VENV)/.test
 	$(BIN)/python tests/planted_mistakes.py
 
+docs: $(VENV)/.demo
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 reference: $(VENV)/.demo
 	$(BIN)/python docs/reference/make.py
 	$(BIN)/python docs/images/make.py
@@ -54,4 +58,4 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage nsysddp-demo
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage nsysddp-demo site

@@ -6,15 +6,20 @@ import ast
 import importlib.util
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from command import run
-from conftest import ROOT
+from conftest import FIXTURES, ROOT
 
+import nsysddp
 from nsysddp.cli import EXIT_CODES, cli
+from nsysddp.model.keys import KEYS
+from nsysddp.model.warnings import WARNING_CODES
 from nsysddp.questions.question import VERBS, asked, question
 from nsysddp.render.drawn import data_of
 
@@ -84,7 +89,7 @@ def test_every_option_of_the_help_is_in_the_reference(command: str, reference: d
     ):
         if link in text:
             text += section(reference["commands"], heading)
-    documented = set(re.findall(r"^\| `(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| (?:`|<code>)(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
     assert documented == flags
 
 
@@ -140,11 +145,6 @@ def test_every_code_written_in_the_questions_is_in_the_reference(
 
 @pytest.mark.parametrize("name", asked())
 def test_a_question_gives_no_code_that_it_does_not_declare(name: str) -> None:
-    from conftest import FIXTURES
-
-    import nsysddp
-    from nsysddp.model.warnings import WARNING_CODES
-
     wanted = question(name)
     for capture in ("gpt_ddp", "two_groups", "one_gpu_pageable"):
         trace = nsysddp.load(
@@ -153,6 +153,19 @@ def test_a_question_gives_no_code_that_it_does_not_declare(name: str) -> None:
         answer = nsysddp.ask(trace, name)
         assert {one.code for one in answer.findings} <= set(wanted.findings)
         assert {one.code for one in answer.warnings} <= {*wanted.warnings, *WARNING_CODES}
+
+
+@pytest.mark.parametrize("name", asked())
+def test_no_two_rows_of_an_answer_share_a_key(name: str) -> None:
+    for table in question(name).tables:
+        assert set(KEYS[table.name]) <= set(table.names)
+    for capture in ("gpt_fsdp", "two_groups", "coarse4_cap4", "one_gpu_two"):
+        trace = nsysddp.load(
+            FIXTURES / "h200" / f"{capture}.sqlite.gz", host_calls=True, shapes=True, metrics=True
+        )
+        for table, frame in nsysddp.ask(trace, name).tables.items():
+            key = list(KEYS[table])
+            assert not key or frame.select(key).is_duplicated().sum() == 0, (capture, table)
 
 
 def test_pictures_show_what_their_script_draws(tmp_path: Path) -> None:
@@ -175,6 +188,15 @@ def markdown() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
+@cache
+def gallery_pages() -> frozenset[str]:
+    """Names of the pages that the gallery's script makes."""
+    sys.path[:0] = [str(DOCS / "gallery"), str(ROOT)]
+    from pathologies import PATHOLOGIES
+
+    return frozenset(one.name for one in PATHOLOGIES)
+
+
 def slug(heading: str) -> str:
     """The anchor of a heading, as code hosts and the site make it."""
     plain = re.sub(r"[`*]|\{.*?\}", "", heading).strip().lower()
@@ -185,14 +207,23 @@ def slug(heading: str) -> str:
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
-        if re.match(r"https?:|mailto:", target):
+        if re.match(r"https?:|mailto:", target) or target.endswith("llms.txt"):
             continue
         path, _, anchor = target.partition("#")
         place = (page.parent / path).resolve() if path else page
+        if place.parent == DOCS / "gallery" and place.stem in gallery_pages():
+            continue  # made when the site is built
         assert place.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", place.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {slug(heading) for heading in headings}, target
+
+
+def test_the_gallery_lists_what_it_makes() -> None:
+    index = (DOCS / "gallery" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[.*?\]\(([\w-]+)\.md\)", index, re.MULTILINE)
+    assert len(listed) >= 15
+    assert set(listed) == gallery_pages()
 
 
 def test_verbs_and_questions_share_no_name() -> None:

@@ -447,7 +447,7 @@ def test_a_missing_database_of_a_server_is_one_line(postgres_server: str) -> Non
 def test_missing_packages_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "find_spec", lambda name: None if name == "alembic" else object())
     with pytest.raises(
-        EvidenceError, match=r"needs alembic, not installed here; pip install 'nsysddp\[store\]'"
+        UsageError, match=r"needs alembic, not installed here; pip install 'nsysddp\[store\]'"
     ):
         save(document(), url=str(tmp_path / "results.db"))
     assert list(tmp_path.iterdir()) == []

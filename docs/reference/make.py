@@ -16,9 +16,10 @@ import click
 
 from nsysddp.cli import EXIT_CODES, cli
 from nsysddp.cli.options import selection_options
+from nsysddp.model.keys import KEYS
 from nsysddp.model.warnings import WARNING_CODES
 from nsysddp.questions.analysis import ANALYSES
-from nsysddp.questions.question import VERBS, Question, asked, question
+from nsysddp.questions.question import Question, asked, question
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent.parent / "README.md"
@@ -148,13 +149,13 @@ def _command(
 
 
 def _prose(command: click.Command) -> list[str]:
-    """The help of a command as Markdown: what is marked to keep its lines is a block of commands."""
+    """The help of a command as Markdown, with its examples."""
     made = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "")):
-        if paragraph.startswith("\b"):
-            made.append(f"```console\n{paragraph.removeprefix(chr(8)).strip()}\n```")
-        else:
-            made.append(_text(" ".join(paragraph.split())))
+        made.append(_text(" ".join(paragraph.split())))
+    if command.epilog:
+        lines = (line.strip() for line in command.epilog.splitlines()[2:])
+        made.append("```console\n" + "\n".join(lines) + "\n```")
     return made
 
 
@@ -163,7 +164,7 @@ def _options(parameters: Sequence[click.Parameter]) -> str:
     for one in parameters:
         record = one.get_help_record(click.Context(click.Command("nsysddp"), show_default=True))
         assert record is not None
-        rows.append((f"`{record[0]}`", record[1]))
+        rows.append((_code(record[0]), record[1]))
     return _table(("option", "meaning"), rows)
 
 
@@ -178,7 +179,8 @@ def _tables() -> str:
         for table in wanted.tables:
             rows = [(f"`{one.name}`", str(one.dtype).partition("(")[0], one.meaning) for one in table.columns]
             about = needs.get(table.name, "")
-            made += [f"### {table.name}", _text(f"{about} One row: {table.row}.".strip())]
+            key = ", ".join(f"`{name}`" for name in KEYS.get(table.name, ())) or "none"
+            made += [f"### {table.name}", _text(f"{about} One row: {table.row}. Key: {key}.".strip())]
             made.append(_table(("column", "type", "meaning"), rows))
     return _join(made)
 
@@ -197,7 +199,7 @@ def _warnings() -> str:
 def _every_question() -> Iterator[tuple[str, Question]]:
     """The command of each question, and the question."""
     for name in asked():
-        yield VERBS.get(name, name.replace("_", "-")), question(name)
+        yield question(name).command, question(name)
 
 
 # --- Markdown -------------------------------------------------------------------------------------------------
@@ -212,6 +214,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in lines)
 
 
+def _code(text: str) -> str:
+    """Code in a cell; a bar inside backticks would be shown with its backslash."""
+    return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+
+
 def _cell(text: str) -> str:
     return _text(text).replace("|", "\\|")
 
@@ -220,7 +227,7 @@ def _text(text: str) -> str:
     """The text of a page: what would be markup is none, except code."""
     return "".join(
         part if number % 2 else part.replace("<", "&lt;").replace("*", "\\*")
-        for number, part in enumerate(re.split(r"(`[^`]*`)", text))
+        for number, part in enumerate(re.split(r"(`[^`]*`|<code>.*?</code>)", text))
     )
 
 

@@ -68,6 +68,8 @@ _ORDER = (
     "baseline",
     "query",
     "doctor",
+    "skill",
+    "mcp",
     "demo",
 )
 """Commands in the order in which they are listed; further questions come last."""
@@ -92,9 +94,11 @@ class _LazyGroup(click.Group):
             return question_command(_questions()[cmd_name])
         if cmd_name not in self.list_commands(ctx):
             return None
+        from nsysddp.cli.examples import add_examples
+
         command = import_module(f"nsysddp.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return command
+        return add_examples(command, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

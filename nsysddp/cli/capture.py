@@ -189,14 +189,9 @@ def command(
 ) -> None:
     """Capture presets (CONFIG) or any program (-- PROGRAM) and analyse what was recorded.
 
-    \b
-    nsysddp capture delay_cap4 delay_cap64 --nproc 2
-    nsysddp capture --per-rank -- torchrun --nproc-per-node 8 train.py
-    nsysddp capture delay_cap4 --backend gloo
-
     A program's own options stay as they are; it should open nsysddp.annotate.capture_window, or call
     cudaProfilerStart and cudaProfilerStop around a few steady steps.
-    """  # noqa: D301  (click's \b keeps the lines)
+    """
     from nsysddp.capture.failures import Failure
     from nsysddp.capture.plan import choose_nsys, plan_presets, plan_program
     from nsysddp.capture.presets import PRESETS, find_preset

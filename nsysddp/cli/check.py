@@ -85,13 +85,7 @@ def command(
     """Do claims about a run hold? Exits 0 if all pass, 1 if one fails, 6 if none fails but one cannot be decided.
 
     REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat.
-
-    \b
-    nsysddp check report.sqlite --claim "overlap on every rank: hidden_transfer_ns > 0"
-    nsysddp check report.sqlite --claim "exposed_communication_ns p95 <= 2ms"
-    nsysddp check out/new-* --against out/old-* --claim "step improves by >= 3% with 95% confidence"
-    nsysddp check out/new-* --against main --claim "step worsens by <= 2%"
-    """  # noqa: D301 (click's own mark)
+    """
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.claims import check
     from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, sha256_of

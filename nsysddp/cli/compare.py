@@ -63,12 +63,7 @@ def command(
     Each REPORT and each OTHER is one run: a report, a folder of `nsysddp capture` (or one that holds several, or the
     reports of all ranks), or run:N of the results database. OTHER can also be one baseline (nsysddp baseline). Three
     runs a side are the least for a verdict: steps of one run are not independent. --save keeps the result of every run.
-
-    \b
-    nsysddp compare out/after-* --against out/before-*
-    nsysddp compare run:8 run:9 run:10 --against run:3 run:4 run:5
-    nsysddp compare out/after-* --against main
-    """  # noqa: D301 (click's own mark)
+    """
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.sources import check_alike
     from nsysddp.questions.compare import compare

@@ -17,10 +17,13 @@ from nsysddp.model.names import visible
     default=Path("nsysddp-demo"),
     show_default=True,
     metavar="DIR",
-    help="Folder for pictures, tables and JSON; replaced if a demo made it.",
+    help="Folder for pictures, tables, JSON and captures; replaced if a demo made it.",
 )
 def command(out: Path) -> None:
-    """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one."""
+    """Analyse two bundled captures side by side: the same gradients in 12 buckets and in one.
+
+    The folder then holds pictures, tables and JSON of both, and all bundled captures to try other commands on.
+    """
     from nsysddp import samples
     from nsysddp.join.load import load
     from nsysddp.questions import answer, context_of
@@ -34,6 +37,8 @@ def command(out: Path) -> None:
         raise UsageError(f"{out.name} exists and is no demo folder", do="give another --out")
     out.mkdir(parents=True, exist_ok=True)
     mark.touch()
+    for name in (*captures.values(), samples.SLOW_LINK, samples.GPT_PARAMETERS):
+        (out / name).write_bytes(samples.path(name).read_bytes())
     results = {}
     for title, name in captures.items():
         trace = load(samples.path(name))
@@ -45,4 +50,4 @@ def command(out: Path) -> None:
     screen = console()
     print_side_by_side(results, screen)
     screen.print()
-    screen.print(f"Pictures, tables and JSON: {visible(str(out.resolve()))}", soft_wrap=True)
+    screen.print(f"Pictures, tables, JSON and captures: {visible(str(out.resolve()))}", soft_wrap=True)

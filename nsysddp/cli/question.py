@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.cli.examples import with_examples
 from nsysddp.cli.options import Request, selection_options
 from nsysddp.cli.outputs import Outputs, output_options
 from nsysddp.model.errors import UsageError
@@ -69,14 +70,17 @@ def question_command(name: str) -> click.Command:
     made = click.command(
         asked.command,
         short_help=asked.ask,
-        help=f"{asked.ask}\n\n{asked.more}\n\n\b\n"
-        + "\n".join(f"nsysddp {asked.command} {example}" for example in asked.examples),
+        help=f"{asked.ask}\n\n{asked.more}",
     )
     wrapped: Any = run
     for option in reversed(asked.options):
         wrapped = _click_option(option)(wrapped)
     tables = [table.name for table in asked.tables]
-    return made(selection_options(output_options(tables, asked.shown, partial(_schema, asked))(wrapped)))
+    outputs = output_options(tables, asked.shown, partial(_schema, asked))
+    return with_examples(
+        made(selection_options(outputs(wrapped))),
+        [f"{asked.command} {example}" for example in asked.examples],
+    )
 
 
 def _schema(asked: Question) -> dict[str, Any]:

@@ -130,5 +130,6 @@ QUESTION = Question(
     tables=tuple(analysis.table for analysis in ANALYSES),
     run=lambda context, _: context.analysis,
     shown="overlap",
+    examples=("report.sqlite", "report.sqlite --table collective --format csv"),
     findings=CODES,
 )

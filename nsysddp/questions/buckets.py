@@ -615,6 +615,7 @@ QUESTION = Question(
     run=lambda context, _: context.buckets,
     shown="bucket",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    examples=("report.sqlite", "report.sqlite --skip-warmup 1 --format markdown"),
     findings={"buckets": "how many buckets a rank has in a step, and what the last one leaves exposed"},
     warnings={
         "no_buckets": "no bucket ranges, and no collective launched in a backward range",

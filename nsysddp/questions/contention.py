@@ -679,6 +679,7 @@ QUESTION = Question(
     run=lambda context, _: context.contention,
     shown="contention_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    examples=("report.sqlite", "node0.sqlite node1.sqlite --table contention"),
     findings={
         "net_overlap_gain": "what a rank gains by overlap in a step, less what it costs the kernels under it"
     },

@@ -931,6 +931,7 @@ QUESTION = Question(
     reads=frozenset({"launches", "host_calls"}),
     options=(Option("each_rank", "The path within each rank; its waits stay on it, by name."),),
     whole_steps=True,
+    examples=("report.sqlite", "report.sqlite --each-rank --steps 1:2"),
     findings={
         "critical_path": "how long the path of a step is, and what it is made of",
         "critical_path_cause": "one kind of piece of the path, with its rank, phase and kernel",

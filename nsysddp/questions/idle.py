@@ -671,6 +671,7 @@ QUESTION = Question(
     run=lambda context, _: context.idle,
     shown="idle_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
+    examples=("report.sqlite", "report.sqlite --per capture"),
     findings={"idle": "how long a rank idles in a step, and the causes"},
     warnings={
         "idle_without_calls": "host calls are missing: late launches cannot be told from other idle time",

@@ -377,5 +377,14 @@ QUESTION = Question(
     run=lambda context, _: slack(context),
     shown=SLACK_ROLE.name,
     reads=frozenset({"launches", "host_calls"}),
+    examples=("report.sqlite", "report.sqlite --table slack --format csv"),
+    findings={
+        "slack_role": "what the transfers of one role cost a step, and the bandwidth that would have sufficed",
+        "no_communication": "no collective could be matched, so nothing can be said of slack",
+    },
+    warnings={
+        "no_slack": "host calls are missing: nothing tells how late a collective may end",
+        "poor_replay": "the replay of the recorded dependencies misses the recorded steps",
+    },
     whole_steps=True,
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import nsysddp
 from nsysddp.model.errors import UsageError
+from nsysddp.model.keys import KEYS
 from nsysddp.model.scratch import committing, scratch_folder
 from nsysddp.render.files import refuse_inside, resolved, unwritable
 from nsysddp.render.tables import write_csv
@@ -52,7 +53,7 @@ def rows_of(table: Table) -> dict[str, Any]:
     columns = {
         column.name: {**_json_type(column.dtype), "description": column.meaning} for column in table.columns
     }
-    return {**listed(record(columns)), "description": table.row}
+    return {**listed(record(columns)), "description": table.row, "x-key": list(KEYS.get(table.name, ()))}
 
 
 TEXT = {"type": "string"}

@@ -267,4 +267,4 @@ def need_extra() -> None:
     missing = [name for name in ("alembic", "platformdirs", "psycopg") if find_spec(name) is None]
     if missing:
         what = f"the results database needs {', '.join(missing)}, not installed here"
-        raise EvidenceError(what, do="pip install 'nsysddp[store]'")
+        raise UsageError(what, do="pip install 'nsysddp[store]'")

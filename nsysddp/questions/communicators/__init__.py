@@ -327,4 +327,10 @@ QUESTION = Question(
     run=lambda context, _: communicators(context),
     shown=COMMUNICATOR.name,
     reads=frozenset({"launches", "host_calls"}),
+    examples=("report.sqlite", "report.sqlite --table pair"),
+    findings={
+        "communicator_role": "what the groups of one role cost: exposed, hidden, on the critical path",
+        "unequal_exchange": "a rank receives far more in all-to-alls than its group does in the mean",
+        "no_communication": "no rank ran a communication kernel",
+    },
 )

@@ -214,6 +214,7 @@ QUESTION = Question(
     shown=DIAGNOSIS.name,
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),
     whole_steps=True,
+    examples=("report.sqlite", "report.sqlite --out diagnosis --force"),
     findings={
         "critical_path_split": "how much of a steady step is computation, causes, and unknown",
         **{cause.code: cause.title for cause in CAUSES},
