@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, executions, slowdowns
+from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, slowdowns
+from nsysddp.questions.contention.executions import executions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
