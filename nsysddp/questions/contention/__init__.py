@@ -423,34 +423,25 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
     return tuple(made)
 
 
-def slowdowns(found: Result | None) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
-    """By how much are kernels slower beside communication, and transfers beside computation?
+def slowdowns(found: Result) -> dict[tuple[int, int], float]:
+    """By how much are kernels slower beside communication?
 
     Args:
-        found: the answer of ``contention.contention``; None without launch shapes.
+        found: the answer of ``contention``.
 
     Returns:
-        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost, and
-        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0.
+        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost;
+        only where the interval excludes 0.
     """
-    slower: dict[tuple[int, int], float] = {}
-    transfers: dict[int, float] = {}
-    if found is None:
-        return slower, transfers
     known = found["contention_step"].filter(
         pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
     )
-    for rank, step, cost, beside in known.select(
-        "rank", "step_index", "contention_ns", "hidden_communication_ns"
-    ).iter_rows():
-        slower[(rank, -1 if step is None else step)] = min(cost / beside, 1.0)
-    reverse = found["contention"].filter(
-        pl.col("side") == "communication", pl.col("ratio_low") > 1, pl.col("beside_ns") > 0
-    )
-    lost = ((1 - 1 / pl.col("ratio")) * pl.col("beside_ns")).sum() / pl.col("beside_ns").sum()
-    for rank, mean in reverse.group_by("rank").agg(lost).iter_rows():
-        transfers[rank] = mean
-    return slower, transfers
+    return {
+        (rank, -1 if step is None else step): min(cost / beside, 1.0)
+        for rank, step, cost, beside in known.select(
+            "rank", "step_index", "contention_ns", "hidden_communication_ns"
+        ).iter_rows()
+    }
 
 
 QUESTION = Question(
