@@ -23,7 +23,8 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.model.intervals import Intervals
-from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO, executions
+from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO
+from nsysddp.questions.contention.executions import executions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
