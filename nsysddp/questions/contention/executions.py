@@ -26,7 +26,8 @@ def executions(context: Context) -> pl.DataFrame:
     groups = 0
     for rank in context.trace.rank_numbers:
         kernels = kernels_of(context, rank, work)
-        more = described(context, kernels, work).drop("rank")
+        texts = ["phase", "name", "grid", "block", "after"]  # of millions of rows
+        more = described(context, kernels, work).select(pl.col(texts).cast(pl.Categorical), "bytes")
         parts.append(pl.concat([kernels.with_columns(pl.col("group") + groups), more], how="horizontal"))
         groups += int(kernels["group"].max() or 0) + 1  # type: ignore[arg-type]
     return pl.concat(parts)

@@ -14,6 +14,7 @@ from nsysddp.dependencies import replay
 from nsysddp.model.errors import AnalysisError
 from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP, critical_path
 from nsysddp.questions.whatif.request import Ask
+from nsysddp.questions.whatif.sharing import Transfers
 from nsysddp.questions.whatif.slowing import Kernels, Slowing
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ class Model:
     def slowing(self) -> Slowing:
         """What they lose beside it."""
         return Slowing.of(self.context)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """Transfers that can share a link, and what that costs them."""
+        return Transfers.of(self.context.trace, self.program)
 
     def error_ratio(self, ratio: float) -> float:
         """Of a prediction that is ``ratio`` of the unchanged step, apart from what its own scenario leaves open.
