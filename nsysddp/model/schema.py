@@ -114,6 +114,7 @@ RANK = declare(
         ("gpu_name", TEXT, "product name of the physical GPU; null if the export does not say"),
         ("world_size", INT, "ranks of the job as it said itself (marker or environment); null if it did not"),
         ("clock_offset_ns", INT, "added to this report's anchored times to align it with the others"),
+        ("clock_drift_ppm", FLOAT, "what is added grows by as many us a second; 0 where no drift is shown"),
         (
             "clock_residual_ns",
             INT,

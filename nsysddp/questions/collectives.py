@@ -126,7 +126,7 @@ def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
     """Collectives over clocks that do not agree are not split; those of ranks that share a clock are."""
     clocks = trace.ranks.select(
         pl.col("rank").cast(pl.Int64),
-        pl.struct("clock_offset_ns", "clock_residual_ns").rank("dense").alias("clock"),
+        pl.struct("clock_offset_ns", "clock_drift_ppm", "clock_residual_ns").rank("dense").alias("clock"),
         (pl.col("clock_residual_ns") > trace.clock_tolerance_ns).fill_null(False).alias("is_bad"),
     )
     if not clocks["is_bad"].any():
