@@ -198,7 +198,10 @@ class Events:
             calls = self._kept.pop(number, None)
             if calls is None:
                 calls = host.read_calls(part.report, part.processes)
-            made.append(calls.frame(part.first_process, part.shift + offsets[part.clock].offset_ns))
+            frame, line = calls.frame(part.first_process, part.shift), offsets[part.clock].line
+            if line != Line():
+                frame = frame.with_columns(line.move(pl.col(name)) for name in ("start_ns", "end_ns"))
+            made.append(frame)
         return made[0] if len(made) == 1 else pl.concat(made, rechunk=True)
 
     def launches_of(self, rows: NDArray[Any]) -> host.Launches:

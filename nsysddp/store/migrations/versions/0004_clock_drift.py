@@ -13,4 +13,4 @@ depends_on = None
 
 def upgrade() -> None:
     """Runs kept before say nothing of it: null."""
-    op.add_column("rank", sa.Column("clock_drift_ppm", sa.Float()))
+    op.add_column("rank", sa.Column("clock_drift_ppm", sa.Double()))
