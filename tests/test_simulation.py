@@ -331,6 +331,14 @@ def test_transfers_that_another_process_stretched_are_part_of_a_straggler(tmp_pa
     assert predicted(job, tmp_path)["no_straggler"] == (pytest.approx(0, abs=0.02), True)
 
 
+def test_links_that_groups_share_are_followed_in_other_layouts(tmp_path: Path) -> None:
+    """Experts and gradients leave a GPU over one link: in one bucket at the end, gradients have it for themselves."""
+    job = Job(kind="ep", ranks=4, group=4, layers=6, activation_bytes=12 * MIB, gbps=30.0, marked=True)
+    found = predicted(job, tmp_path)
+    for scenario in ("cap_400", "order_reverse", "faster_0.5", "faster_1.5"):
+        assert found[scenario] == (pytest.approx(0, abs=0.02), True), scenario
+
+
 def test_streams_that_share_one_hardware_queue_are_replayed_in_order(tmp_path: Path) -> None:
     """CUDA_DEVICE_MAX_CONNECTIONS=1: what a collective held back starts earlier when the collective does."""
     queue = Planted("one_queue")

@@ -16,7 +16,6 @@ from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, reb
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.scenarios import nothing
-from nsysddp.questions.whatif.sharing import EVEN_SHARE
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -110,8 +109,7 @@ class _Remodel:
         self._times = wire.times()
         self._captured = [self._mean(layout, time) for time in self._times]
         sharing = model.transfers
-        # What other shares of a link would do belongs to the band: none where it is known, an even one where it is not.
-        self._shares = (sharing.share, sharing.share / 2 if sharing.is_known else EVEN_SHARE)
+        self._shares = (sharing.share, sharing.other_share)
         if not sharing.matters:
             self._shares = (0.0, 0.0)
         self._slowed = [self._with_slowing(layout, self._captured[0], share) for share in self._shares]
