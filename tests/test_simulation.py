@@ -357,6 +357,16 @@ def test_what_unmatched_transfers_waited_for_is_not_predicted(tmp_path: Path) ->
     assert "--include-blobs=true" in silent["faster_4"]
 
 
+def test_caps_of_small_equal_buckets_are_not_predicted_without_a_latency(tmp_path: Path) -> None:
+    """One size of message says nothing about its latency, and larger buckets save just that."""
+    job = Job(ranks=2, layers=24, layer_ns=80 * US, layer_bytes=MIB, layer_parameters=1, cap=MIB)
+    job = replace(job, latency_ns=90 * US, gbps=20.0, jitter=0.003)
+    answer = judge.ask(write(simulate(job), tmp_path), job, payload=True)
+    (row,) = (row for row in answer.whatif if row["scenario"] == "cap_25")
+    assert row["step_ns"] is None
+    assert "how much of their time is latency" in row["reason"]
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}
