@@ -216,7 +216,7 @@ def exports(evidence: Evidence) -> dict[str, bytes]:
 
 def document(evidence: Evidence) -> dict[str, Any]:
     """Everything that was found, as plain JSON values; ``evidence.schema.json`` is its form."""
-    from nsysddp.render.compare import as_dict as comparison_dict
+    from nsysddp.render.compare.document import as_dict as comparison_dict
 
     compared = None if evidence.comparison is None else comparison_dict(evidence.comparison)
     return {
@@ -275,7 +275,7 @@ def _tables(evidence: Evidence) -> dict[str, bytes]:
 
 
 def _figures(evidence: Evidence) -> dict[str, bytes]:
-    from nsysddp.render.compare import draw_comparison
+    from nsysddp.render.compare.picture import draw_comparison
     from nsysddp.render.decomposition import draw_decomposition
     from nsysddp.render.drawn import drawn
     from nsysddp.render.timeline import draw_timeline
@@ -305,7 +305,7 @@ def _picture(figure: Figure, kind: str, data: str) -> bytes:
 
 
 def _page(evidence: Evidence, answer: Answer, diagnosis: Result | None) -> str:
-    from nsysddp.render.compare import sentence, which_is_which
+    from nsysddp.render.compare.words import sentence, which_is_which
     from nsysddp.render.html import html_report
 
     first = evidence.new[0]

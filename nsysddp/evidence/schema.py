@@ -17,7 +17,7 @@ def schema_text() -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made anew; the shipped file is this."""
     from nsysddp.questions.analysis import QUESTION
-    from nsysddp.render.compare import schema_of_comparison
+    from nsysddp.render.compare.document import schema_of_comparison
     from nsysddp.render.document import TOOL_SCHEMA, listed, record, request_schema
     from nsysddp.render.document import json_schema as of_analyze
 
