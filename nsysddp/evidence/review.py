@@ -16,7 +16,7 @@ from nsysddp.render.compare.tables import escaped, markdown, markdown_table
 from nsysddp.render.compare.words import sentence, title_of, which_is_which
 
 if TYPE_CHECKING:
-    from nsysddp.evidence.bundle import Evidence
+    from nsysddp.evidence.gathered import Evidence
     from nsysddp.evidence.sources import Loaded
 
 _METHOD = """\
