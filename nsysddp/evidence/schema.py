@@ -54,8 +54,9 @@ def _claim() -> dict[str, Any]:
 
 def _run(analyze: Mapping[str, Any]) -> dict[str, Any]:
     """One run: what ``analyze`` says of it, and the tables that a comparison needs besides."""
-    from nsysddp.model.schema import CONTENTION_STEP, IDLE_STEP
+    from nsysddp.questions.contention.tables import CONTENTION_STEP
     from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP
+    from nsysddp.questions.idle.tables import IDLE_STEP
     from nsysddp.render.document import TEXT, listed, record, rows_of
 
     further = (CONTENTION_STEP, IDLE_STEP, PATH_STEP, PATH_KIND)
