@@ -10,7 +10,8 @@ import polars as pl
 import nsysddp
 from nsysddp.questions.critical_path import KINDS
 from nsysddp.render import per_rank
-from nsysddp.render.compare import COMPARED, drawn_rows, interval, key_of, number, percent, shown_rank, who
+from nsysddp.render.compare.picture import drawn_rows, key_of
+from nsysddp.render.compare.words import COMPARED, interval, number, percent, shown_rank, who
 from nsysddp.render.detail import duration
 from nsysddp.render.html.tables import short_table
 
