@@ -113,12 +113,49 @@ def hta(export: Path, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def pandas_sweep(export: Path) -> list[dict[str, Any]]:
+    """What a notebook would do: all kernels in pandas, then the union of compute, of communication, and of both."""
+    import pandas as pd  # type: ignore[import-not-found]
+
+    connection = sqlite3.connect(f"file:{export}?mode=ro", uri=True)
+    names = dict(connection.execute("SELECT id, value FROM StringIds"))
+    kernels = pd.read_sql_query(
+        'SELECT start, "end", deviceId, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL', connection
+    )
+    nccl = {number for number, name in names.items() if name.startswith("nccl")}
+    kernels["communicates"] = kernels["shortName"].isin(nccl)
+    return [
+        {"rank": int(device), **_lengths_ms(pd, mine)}
+        for device, mine in kernels.groupby("deviceId", sort=True)
+    ]
+
+
+def _lengths_ms(pd: Any, kernels: Any) -> dict[str, float]:
+    """Compute, hidden and exposed communication of one GPU by a sweep over all starts and ends."""
+    edges = pd.concat(
+        [
+            pd.DataFrame({"time": kernels[column], "communicates": kernels["communicates"], "change": change})
+            for column, change in (("start", 1), ("end", -1))
+        ]
+    ).sort_values("time", kind="stable")
+    sent = edges["change"].where(edges["communicates"], 0).cumsum() > 0
+    work = edges["change"].where(~edges["communicates"], 0).cumsum() > 0
+    length = -edges["time"].diff(-1).fillna(0)
+    return {
+        "compute_ms": float(length[work].sum() / 1e6),
+        "hidden_ms": float(length[work & sent].sum() / 1e6),
+        "exposed_ms": float(length[sent & ~work].sum() / 1e6),
+    }
+
+
 def main() -> None:
     """Run one tool and print its answers."""
     logging.disable(logging.CRITICAL)
     tool, export = sys.argv[1], Path(sys.argv[2])
     if tool == "nsys-ai":
         answers = nsys_ai(export, sys.argv[3] if len(sys.argv) > 3 else "auto")
+    elif tool == "pandas":
+        answers = pandas_sweep(export)
     else:
         answers = hta(export, Path(sys.argv[3]))
     sys.stdout.write(json.dumps(answers) + "\n")

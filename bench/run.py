@@ -1,12 +1,15 @@
-"""Measure nsysddp on generated exports, beside a raw read of the same file and beside other tools, in one run.
+"""Measure every question on generated exports, beside a raw read of the same file and beside other tools, in one run.
 
     python bench/run.py                              everything, up to 10 million kernels; results in bench/
     python bench/run.py --kernels 100000 1000000     some sizes
+    python bench/run.py --prepare                    only generate what is measured
+    python bench/run.py --budget 600                 what fits in ten minutes; the rest is named with its reason
 
 Whole processes are measured from start to exit: wall time, CPU time and peak memory of the process tree. The page
 cache is warm, no cache of a tool is left from an earlier run (its cache folder is new every time), and the
 commands alternate, so that a slow minute of the machine hits all of them. Reported are medians; the ratio is to the
-raw read (``raw_read.py``: seven kernel columns through ADBC, two row ranges, two threads) of the same run.
+raw read (``raw_read.py``: seven kernel columns through ADBC, two row ranges, two threads) of the SQLite file in the
+same run.
 """
 
 from __future__ import annotations
@@ -31,7 +34,12 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parent
 SIZES = (4_000, 100_000, 1_000_000, 10_000_000)
+REPEATS = {4_000: 5, 100_000: 3, 1_000_000: 3}
+"""Runs of each command by the number of kernels; of larger exports one."""
 RAW = "raw read"
+QUESTIONS = ("critical-path", "diagnose", "whatif", "buckets", "contention", "idle")
+MOST_SHARE = 0.4
+"""Of the time that is left: a command that is likely to take more is not begun."""
 PACKAGES = ("polars", "pyarrow", "adbc-driver-sqlite", "numpy")
 SAMPLE_S = 0.05  # how often the memory of the process tree is summed
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -44,6 +52,7 @@ class Measured:
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     peak_mb: list[float] = field(default_factory=list)
+    page_mb: float | None = None
     check: dict[str, Any] | None = None
     failed: str | None = None
 
@@ -54,6 +63,8 @@ class Command:
 
     name: str
     argv: list[str]
+    form: str = "sqlite"
+    page: Path | None = None
     largest: int = max(SIZES)
     check_per: str | None = None
     before: Callable[[], None] | None = None
@@ -117,24 +128,36 @@ def prepare(folder: Path, kernels: int) -> Path:
     if not path.with_suffix(".truth.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, BENCH / "generate.py", path, "--kernels", str(kernels)], check=True)
-    with path.open("rb") as file:  # warm the page cache
-        while file.read(1 << 24):
-            pass
+    columns = path.with_suffix("")
+    subprocess.run(
+        [sys.executable, BENCH / "folder.py", path, columns], check=True, stdout=subprocess.DEVNULL
+    )
+    for one in (path, *columns.iterdir()):  # warm the page cache
+        with one.open("rb") as file:
+            while file.read(1 << 24):
+                pass
     return path
 
 
 def commands(export: Path, tool: str, peers: Path | None) -> list[Command]:
-    """What is measured on one export."""
-    analyze = [tool, "analyze", str(export), "--format", "json", "--per"]
-    found = [
-        Command(RAW, [sys.executable, str(BENCH / "raw_read.py"), str(export)]),
-        Command("nsysddp analyze --per capture", [*analyze, "capture"], check_per="capture"),
-        Command("nsysddp analyze --per step", [*analyze, "step"], check_per="step"),
-        *(
-            Command(f"nsysddp {name}", [tool, name, str(export), "--format", "json"], largest=1_000_000)
-            for name in ("critical-path", "diagnose")
-        ),
-    ]
+    """What is measured on one export, in the order of importance."""
+    found = [Command(RAW, [sys.executable, str(BENCH / "raw_read.py"), str(export)])]
+    for form, report in (("sqlite", export), ("parquetdir", export.with_suffix(""))):
+        analyze = [tool, "analyze", str(report), "--format", "json", "--per"]
+        page = export.parent / "report.html"
+        found += [
+            *(
+                Command(f"nsysddp analyze --per {per}", [*analyze, per], form, check_per=per)
+                for per in ("capture", "step")
+            ),
+            *(Command(f"nsysddp {name}", [tool, name, str(report)], form) for name in QUESTIONS),
+            Command(
+                "nsysddp report",
+                [tool, "report", str(report), "--force", "--out", str(page)],
+                form,
+                page=page,
+            ),
+        ]
     if peers is None:
         return found
     python = str(peers / "bin" / "python")
@@ -176,6 +199,7 @@ def commands(export: Path, tool: str, peers: Path | None) -> list[Command]:
             once=True,
             environment=environment,
         ),
+        Command("pandas, sort and sweep", [*ask, "pandas", str(export)], once=True),
         Command(
             "HolisticTraceAnalysis, with conversion",
             [*ask, "hta", str(export), str(traces)],
@@ -187,24 +211,71 @@ def commands(export: Path, tool: str, peers: Path | None) -> list[Command]:
     ]
 
 
-def run_size(kernels: int, folder: Path, repeats: int, tool: str, peers: Path | None) -> dict[str, Any]:
+class Clock:
+    """How much time is left, and how long a command of another size took.
+
+    Args:
+        budget_s: for everything together; None: no end.
+    """
+
+    def __init__(self, budget_s: float | None) -> None:
+        self._end = None if budget_s is None else time.monotonic() + budget_s
+        self._took: dict[tuple[str, str], tuple[int, float]] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, at most the limit of one command."""
+        return LIMIT_S if self._end is None else min(LIMIT_S, max(self._end - time.monotonic(), 0.0))
+
+    def refuses(self, command: Command, kernels: int) -> str | None:
+        """Why a command is not begun; None if it is."""
+        if self._end is None:
+            return None
+        before, seconds = self._took.get((command.name, command.form), (kernels, 0.0))
+        likely = seconds * max(1.0, kernels / before)
+        if likely <= MOST_SHARE * self.left_s:
+            return None
+        return f"not run: {self.left_s:.0f} s left, likely to take {likely:.0f} s"
+
+    def took(self, command: Command, kernels: int, seconds: float) -> None:
+        """Remember a run."""
+        self._took[command.name, command.form] = kernels, seconds
+
+
+LIMIT_S = 600.0
+"""A command that takes longer is stopped."""
+
+
+def run_size(
+    kernels: int, folder: Path, repeats: int, tool: str, peers: Path | None, clock: Clock
+) -> dict[str, Any]:
     """Measure every command on one size."""
     export = prepare(folder, kernels)
-    measured: dict[str, Measured] = {}
-    limit_s = 600.0
+    measured: dict[tuple[str, str], Measured] = {}
     for repeat in range(repeats):
         for command in commands(export, tool, peers):
-            result = measured.setdefault(command.name, Measured())
+            result = measured.setdefault((command.name, command.form), Measured())
             if kernels > command.largest or result.failed or (command.once and repeat):
                 continue
+            refused = clock.refuses(command, kernels)
+            if refused is not None:
+                result.failed = None if result.wall_s else refused
+                continue
             output = folder / "out.json"
-            wall, cpu, peak, result.failed = measure(command, output, limit_s)
-            say(f"{kernels:>10,}  {command.name:<40} {wall:8.2f} s  {peak:8.0f} MB  {result.failed or ''}")
+            wall, cpu, peak, result.failed = measure(command, output, clock.left_s)
+            clock.took(command, kernels, wall)
+            say(
+                f"{kernels:>10,}  {command.name:<40} {command.form:<10} {wall:8.2f} s  {peak:8.0f} MB  "
+                f"{result.failed or ''}"
+            )
             if result.failed:
                 continue
             result.wall_s.append(round(wall, 4))
             result.cpu_s.append(round(cpu, 4))
             result.peak_mb.append(round(peak, 1))
+            if command.page is not None:
+                result.page_mb = round(command.page.stat().st_size / 1e6, 1)
+                command.page.unlink()
             if command.check_per and result.check is None:
                 with output.open("rb") as answer:
                     checked = subprocess.run(
@@ -215,10 +286,16 @@ def run_size(kernels: int, folder: Path, repeats: int, tool: str, peers: Path | 
                     )
                 result.check = json.loads(checked.stdout) if checked.stdout else {"different": -1}
             output.unlink()
-    raw = statistics.median(measured[RAW].wall_s)
+    raw = statistics.median(measured[RAW, "sqlite"].wall_s)
     rows: list[dict[str, Any]] = []
-    for name, result in measured.items():
-        row: dict[str, Any] = {"command": name, "runs": len(result.wall_s), "failed": result.failed}
+    for (name, form), result in measured.items():
+        row: dict[str, Any] = {
+            "command": name,
+            "form": form,
+            "runs": len(result.wall_s),
+            "failed": result.failed,
+            "page_mb": result.page_mb,
+        }
         if result.wall_s:
             wall = statistics.median(result.wall_s)
             row |= {
@@ -287,31 +364,52 @@ def markdown(results: dict[str, Any]) -> str:
         + ".",
         "",
         "Whole processes, medians (peak: the highest) of alternating runs, page cache warm, no cache left from an "
-        "earlier run unless the row says so. Ratio: to the raw read of the same file in the same run. "
-        "Truth: numbers equal to the generator's own.",
+        "earlier run unless the row says so. Ratio: to the raw read of the SQLite file in the same run. "
+        "Answer: numbers equal to the generator's own, or the size of the page.",
         "",
-        "| kernels | export | command | runs | wall s | CPU s | peak MB | ratio | s per million | truth |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---|",
+        "![Time and memory against the number of kernels](results.svg)",
+        "",
+        "| kernels | export | command | form | runs | wall s | CPU s | peak MB | ratio | s per million | answer |",
+        "|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for size in results["sizes"]:
         for row in size["results"]:
-            head = f"| {size['kernels']:,} | {size['export_mb']:,.0f} MB | {row['command']} | {row['runs']} |"
+            head = (
+                f"| {size['kernels']:,} | {size['export_mb']:,.0f} MB | {row['command']} | {row['form']} | "
+                f"{row['runs']} |"
+            )
             if not row["runs"]:
                 lines.append(f"{head} | | | | | {row['failed'] or 'not run at this size'} |")
                 continue
-            check = row["check"]
-            verdict = ""
-            if check is not None:
-                equal = f"{check.get('equal', 0):,} equal"
-                verdict = equal if check["different"] == 0 else f"{equal}, **{check['different']} differ**"
-                if check.get("null"):
-                    verdict += f", null: {', '.join(check['null'])}"
             million = row["wall_s"] / size["kernels"] * 1e6
             lines.append(
                 f"{head} {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['peak_mb']:,.0f} | "
-                f"{row['ratio_to_raw']:.2f} | {million:.2f} | {verdict} |"
+                f"{row['ratio_to_raw']:.2f} | {million:.2f} | {_answer(row)} |"
             )
+    lines += [
+        "",
+        "What the others answer:",
+        "",
+        "| tool | question | by step | wait and transfer apart | answers |",
+        "|---|---|---|---|---|",
+        "| nsys-ai | overlap of compute and NCCL on one GPU | no | no | three lengths a GPU |",
+        "| pandas, sort and sweep | unions of compute, of communication and of both | no | no | three lengths a GPU |",
+        "| HolisticTraceAnalysis | share of communication beside compute | no | no | one percentage a rank |",
+        "| nsysddp analyze | 16 lengths of every rank and step, each clipped to its window | yes | yes | all tables |",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """What is known of the answer itself."""
+    if row["page_mb"] is not None:
+        return f"page of {row['page_mb']:.1f} MB"
+    check = row["check"]
+    if check is None:
+        return ""
+    equal = f"{check.get('equal', 0):,} equal"
+    verdict = equal if check["different"] == 0 else f"{equal}, **{check['different']} differ**"
+    return verdict + (f", null: {', '.join(check['null'])}" if check.get("null") else "")
 
 
 def say(text: str) -> None:
@@ -325,7 +423,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernels", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, help="runs of each command; default: by size, 5 to 1")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="for everything together")
+    parser.add_argument("--prepare", action="store_true", help="only generate the exports")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bench")
     parser.add_argument(
         "--peers", type=Path, help="virtual environment with the other tools (bench/README.md)"
@@ -337,15 +437,24 @@ def main() -> None:
         parser.error(
             f"no {arguments.tool}: install the project into this environment, or name it with --tool"
         )
+    if arguments.prepare:
+        for kernels in arguments.kernels:
+            prepare(arguments.folder, kernels)
+        return
+    for kernels in arguments.kernels:  # no part of the budget
+        prepare(arguments.folder, kernels)
     results: dict[str, Any] = {"machine": machine(arguments.tool, arguments.peers), "sizes": []}
+    clock = Clock(arguments.budget)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for kernels in arguments.kernels:
-        size = run_size(kernels, arguments.folder, arguments.repeats, str(arguments.tool), arguments.peers)
+        repeats = arguments.repeats or REPEATS.get(kernels, 1)
+        size = run_size(kernels, arguments.folder, repeats, str(arguments.tool), arguments.peers, clock)
         results["sizes"].append(size)
         for name, text in (("json", json.dumps(results, indent=1) + "\n"), ("md", markdown(results))):
             beside = arguments.out / f"results.{name}.part"
             beside.write_text(text)
             beside.replace(arguments.out / f"results.{name}")
+        subprocess.run([sys.executable, BENCH / "plot.py", arguments.out], check=True)
     say(f"results: {arguments.out / 'results.md'}")
 
 

@@ -14,7 +14,7 @@ from nsysddp.evidence.sources import Reading, load_one, repeats
 from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.questions.compare import compare
 from nsysddp.render.compare import as_dict
-from nsysddp.store import database
+from nsysddp.store import connection as connections
 from nsysddp.store.baselines import baselines, delete_baseline, load_baseline, set_baseline
 
 __all__ = ["postgres_server", "postgres_url", "tool", "url"]  # fixtures
@@ -152,7 +152,7 @@ def test_a_database_from_before_baselines_gets_them(tmp_path: Path) -> None:
     target = str(tmp_path / "results.db")
     engine = engine_of(target)
     with engine.begin() as connection:
-        command.upgrade(database._alembic(connection), "0001")
+        command.upgrade(connections._alembic(connection), "0001")
     engine.dispose()
     with sqlite3.connect(target) as opened:
         assert not opened.execute("SELECT 1 FROM sqlite_master WHERE name = 'baseline'").fetchall()

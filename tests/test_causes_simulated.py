@@ -16,7 +16,7 @@ from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
 from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.questions import context_of
-from nsysddp.questions.diagnosis import costs, diagnose, merging, slowing, stopped
+from nsysddp.questions.diagnosis import competing, costs, diagnose, merging, slowing, stopped
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
@@ -78,6 +78,25 @@ def test_contention_under_sharding_where_no_kernel_runs_alone(tmp_path: Path) ->
     result = diagnosed(job, tmp_path)
     assert first_of(result)["cause"] == "contention"
     assert "contention" not in result["diagnosis_unjudged"]["cause"].to_list()
+
+
+def transfers(lost: float, disturbed: float) -> pl.DataFrame:
+    """Forty like transfers, half of them beside computation; those are beside another communicator's too or not."""
+    rows = []
+    for number in range(40):
+        computing = 0.8 * (number % 2)
+        duration = 1e6 * (1 + 0.01 * np.sin(number)) / (1 - lost * computing)
+        rows.append(
+            (0, 1, round(duration), round(disturbed * computing * duration), round(computing * duration))
+        )
+    return pl.DataFrame(rows, ["rank", "same", "duration_ns", "others_ns", "computing_ns"], orient="row")
+
+
+def test_what_transfers_lose_to_each_other_is_not_lost_to_computation() -> None:
+    found = competing.lost_to_computation(transfers(0.3, 0.0))
+    assert found == {0: pytest.approx(0.3, abs=0.02)}
+    assert competing.lost_to_computation(transfers(0.3, 1.0)) == {}
+    assert competing.lost_to_computation(transfers(0.0, 0.0)) == {}
 
 
 # --- buckets and the link ----------------------------------------------------------------------------------------

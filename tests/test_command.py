@@ -42,6 +42,8 @@ from nsysddp.model.errors import (
     UsageError,
 )
 from nsysddp.questions.analysis import QUESTION as ANALYSIS
+from nsysddp.questions.overlap import OVERLAP
+from nsysddp.questions.tables import every_table
 from nsysddp.render.document import json_schema
 
 Unpack = Callable[[str], Path]
@@ -80,10 +82,10 @@ def path(tmp_path: Path) -> Path:
 
 def check_document(made: dict[str, Any]) -> None:
     jsonschema.validate(made, json_schema(ANALYSIS), jsonschema.Draft202012Validator)
-    assert list(made["tables"]) == list(schema.TABLES)
+    assert list(made["tables"]) == [table.name for table in ANALYSIS.tables]
     for name, rows in made["tables"].items():
         for row in rows:
-            assert list(row) == schema.TABLES[name].names
+            assert list(row) == every_table()[name].names
 
 
 @pytest.mark.parametrize("name", H200)
@@ -113,13 +115,13 @@ def test_stdout_is_one_document_and_nothing_else(path: Path) -> None:
     assert run("analyze", path, "--format", "json").out == ran.out
 
 
-@pytest.mark.parametrize("name", schema.TABLES)
+@pytest.mark.parametrize("name", [table.name for table in ANALYSIS.tables])
 def test_csv_and_markdown_are_the_table(name: str, path: Path) -> None:
     wanted = tables(path)[name]
     rows = list(csv.DictReader(io.StringIO(run("analyze", path, "--format", "csv", "--table", name).out)))
     assert len(rows) == len(wanted)
     for row, want in zip(rows, wanted, strict=True):
-        assert list(row) == schema.TABLES[name].names
+        assert list(row) == every_table()[name].names
         for key, value in want.items():
             shown = row[key]
             if value is None:
@@ -139,7 +141,7 @@ def test_out_writes_every_table_and_the_document(path: Path, tmp_path: Path) -> 
     assert run("analyze", path, "--out", out).code == 0
     assert {file.name for file in out.iterdir()} == {
         "result.json",
-        *(f"{name}.csv" for name in schema.TABLES),
+        *(f"{name}.csv" for name in (table.name for table in ANALYSIS.tables)),
     }
     assert json.loads((out / "result.json").read_text()) == document(path)
     assert pl.read_csv(out / "overlap.csv").height == 2
@@ -842,7 +844,7 @@ def test_tables_refuse_what_they_do_not_know() -> None:
         schema.RANK.frame([{"rang": 1}])
     with pytest.raises(AnalysisError, match="lacks"):
         schema.RANK.check(pl.DataFrame({"rank": [1]}))
-    assert schema.OVERLAP.empty().schema == pl.Schema(schema.OVERLAP.dtypes)
+    assert OVERLAP.empty().schema == pl.Schema(OVERLAP.dtypes)
     assert schema.RANK.frame([{"rank": 1}])["pid"].to_list() == [None]
 
 

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from nsysddp import cli, samples
 from nsysddp.evidence.sources import Reading, folder_sources, load_one, repeats
 from nsysddp.model.errors import AnalysisError, CannotTell, UsageError
-from nsysddp.model.schema import OVERLAP, RANK
+from nsysddp.model.schema import RANK
 from nsysddp.questions.compare import Comparison, compare
 from nsysddp.questions.compare.account import WINDOW_PARTS
 from nsysddp.questions.compare.facts import facts_of, unlike
 from nsysddp.questions.compare.metrics import RANK_METRICS, percentile
 from nsysddp.questions.compare.run import PATH_PARTS, Run, run_of
+from nsysddp.questions.overlap import OVERLAP
 from nsysddp.render.compare import as_dict, draw_comparison, drawn_rows, markdown, sentence, which_is_which
 
 PARTS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memory_ns", "graph_ns", "idle_ns")

@@ -16,7 +16,9 @@ from conftest import FIXTURES
 import nsysddp
 from nsysddp import cli, questions
 from nsysddp.model.errors import UsageError
+from nsysddp.questions.compare.tables import TABLES as OF_COMPARISONS
 from nsysddp.questions.question import VERBS, asked, question
+from nsysddp.questions.tables import every_table
 from nsysddp.render.document import json_schema
 
 CAPTURE = FIXTURES / "h200" / "delay_cap4.sqlite.gz"
@@ -105,6 +107,15 @@ def test_asking_in_python_is_asking_on_the_command_line() -> None:
         made = nsysddp.ask(trace, name, **options)
         table = question(name).shown
         assert made[table].write_csv() == run(name, CAPTURE, "--format", "csv", *words).out
+
+
+def test_one_name_is_one_table_in_every_question() -> None:
+    declared = [table for name in asked() for table in question(name).tables]
+    assert {table.name: table for table in declared} == {
+        name: table for name, table in every_table().items() if name not in OF_COMPARISONS
+    }
+    for table in (*declared, *OF_COMPARISONS.values()):
+        assert every_table()[table.name] is table, f"{table.name} is declared twice"
 
 
 def test_a_wrong_question_or_option_names_the_right_ones() -> None:

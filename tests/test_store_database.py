@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, func, inspect, select, text, update
 
 from nsysddp.model.errors import EvidenceError, UsageError
-from nsysddp.store import database
+from nsysddp.store import connection as connections
+from nsysddp.store import rows
 from nsysddp.store.database import delete, load_document, load_run, metric_values, runs, save, tag
 from nsysddp.store.models import Base, Overlap, Rank, Run
 
@@ -154,10 +155,10 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     from sqlalchemy import create_engine
 
     name = f"nsysddp_{uuid.uuid4().hex}"
-    server = create_engine(database.resolve_url(postgres_server), isolation_level="AUTOCOMMIT")
+    server = create_engine(connections.resolve_url(postgres_server), isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name}"))
-    url = database.resolve_url(postgres_server).set(database=name)
+    url = connections.resolve_url(postgres_server).set(database=name)
     yield url.render_as_string(hide_password=False)
     with server.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
@@ -173,7 +174,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def engine_of(url: str) -> Engine:
-    return database._engine(database.resolve_url(url))
+    return connections._engine(connections.resolve_url(url))
 
 
 NOTHING_ELSE = {"baseline": 0, "request": 0}
@@ -397,16 +398,16 @@ def test_the_default_is_a_file_in_the_users_data_folder(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("NSYSDDP_DB", raising=False)
     if sys.platform == "linux":
-        assert database.default_file() == tmp_path / "nsysddp" / "results.db"
+        assert connections.default_file() == tmp_path / "nsysddp" / "results.db"
     with pytest.raises(EvidenceError, match=r"there is no results database results.db yet; save a run first"):
         runs()
-    assert not database.default_file().exists(), "looking makes nothing"
+    assert not connections.default_file().exists(), "looking makes nothing"
     save(document())
-    assert database.default_file().exists()
+    assert connections.default_file().exists()
     monkeypatch.setenv("NSYSDDP_DB", str(tmp_path / "other.db"))
     save(document(1))
     assert [run.inputs[0]["name"] for run in runs()] == ["run1.sqlite"]
-    assert [run.inputs[0]["name"] for run in runs(url=str(database.default_file()))] == ["run0.sqlite"]
+    assert [run.inputs[0]["name"] for run in runs(url=str(connections.default_file()))] == ["run0.sqlite"]
 
 
 @pytest.mark.parametrize(
@@ -437,14 +438,14 @@ def test_a_server_that_does_not_answer_is_one_line_without_the_password(query: s
 
 
 def test_a_missing_database_of_a_server_is_one_line(postgres_server: str) -> None:
-    address = database.resolve_url(postgres_server).set(database="nowhere", password="pa55word")
+    address = connections.resolve_url(postgres_server).set(database="nowhere", password="pa55word")
     with pytest.raises(EvidenceError, match="does not exist") as raised:
         runs(url=address.render_as_string(hide_password=False))
     assert "pa55word" not in str(raised.value)
 
 
 def test_missing_packages_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "find_spec", lambda name: None if name == "alembic" else object())
+    monkeypatch.setattr(connections, "find_spec", lambda name: None if name == "alembic" else object())
     with pytest.raises(
         UsageError, match=r"needs alembic, not installed here; pip install 'nsysddp\[store\]'"
     ):
@@ -482,7 +483,7 @@ def test_migrations_make_exactly_the_models(url: str) -> None:
 
     save(document(), url=url)
     with engine_of(url).connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": database.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": connections.VERSION_TABLE})
         assert compare_metadata(context, Base.metadata) == []
         checks = {check["name"] for check in inspect(connection).get_check_constraints("overlap")}
     assert checks == {"ck_overlap_communication_balances", "ck_overlap_window_balances"}
@@ -490,7 +491,7 @@ def test_migrations_make_exactly_the_models(url: str) -> None:
 
 def _later_revision(folder: Path, body: str) -> Path:
     """A copy of the migrations with one more revision."""
-    shutil.copytree(database.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(connections.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "versions" / "9001_later.py").write_text(
         'import sqlalchemy as sa\nfrom alembic import op\nrevision = "9001"\ndown_revision = "0003"\n'
         f"def upgrade():\n{body}"
@@ -512,13 +513,13 @@ def test_an_older_database_is_upgraded_without_loss(
         '        batch.add_column(sa.Column("note", sa.Text(), server_default="none", nullable=False))\n'
         '        batch.alter_column("tool_version", type_=sa.String(200), existing_type=sa.Text())\n'
     )
-    monkeypatch.setattr(database, "MIGRATIONS", _later_revision(tmp_path / "migrations", body))
+    monkeypatch.setattr(connections, "MIGRATIONS", _later_revision(tmp_path / "migrations", body))
     assert runs(url=url) == before
     assert row_counts(url) == counts
     assert [load_document(number, url=url) for number in numbers] == [document(index) for index in range(3)]
     with engine_of(url).connect() as connection:
         assert set(connection.scalars(text("SELECT note FROM run"))) == {"none"}
-        assert connection.scalar(text(f"SELECT version_num FROM {database.VERSION_TABLE}")) == "9001"
+        assert connection.scalar(text(f"SELECT version_num FROM {connections.VERSION_TABLE}")) == "9001"
 
 
 def test_an_upgrade_that_fails_changes_nothing(
@@ -531,7 +532,7 @@ def test_an_upgrade_that_fails_changes_nothing(
         '    op.drop_table("nowhere")\n'
     )
     with monkeypatch.context() as patch:
-        patch.setattr(database, "MIGRATIONS", _later_revision(tmp_path / "migrations", body))
+        patch.setattr(connections, "MIGRATIONS", _later_revision(tmp_path / "migrations", body))
         with pytest.raises(EvidenceError, match="nowhere"):
             runs(url=url)
     assert load_run(number, url=url).findings[0]["code"] == "overlap_on_every_rank"
@@ -544,7 +545,7 @@ def test_an_upgrade_that_would_lose_parents_is_undone(
     number = save(document(), url=target)
     with monkeypatch.context() as patch:
         later = _later_revision(tmp_path / "migrations", '    op.execute("DELETE FROM run")\n')
-        patch.setattr(database, "MIGRATIONS", later)
+        patch.setattr(connections, "MIGRATIONS", later)
         with pytest.raises(EvidenceError, match="would lose rows and was undone"):
             runs(url=target)
     assert load_document(number, url=target) == document()
@@ -553,7 +554,7 @@ def test_an_upgrade_that_would_lose_parents_is_undone(
 def test_a_newer_database_is_refused(url: str) -> None:
     save(document(), url=url)
     with engine_of(url).execution_options(writes=True).begin() as connection:
-        connection.execute(text(f"UPDATE {database.VERSION_TABLE} SET version_num = '0042'"))
+        connection.execute(text(f"UPDATE {connections.VERSION_TABLE} SET version_num = '0042'"))
     for call in (lambda: runs(url=url), lambda: save(document(1), url=url), lambda: delete([1], url=url)):
         with pytest.raises(
             EvidenceError, match=r"schema 0042, written by a newer nsysddp.*upgrade nsysddp"
@@ -663,7 +664,7 @@ for one in documents:
 
 def test_a_reader_does_not_wait_for_a_writer(url: str) -> None:
     save(document(), url=url)
-    with database.transaction(url, write=True) as session:
+    with connections.transaction(url, write=True) as session:
         session.execute(update(Run).values(label="not yet"))
         started = time.monotonic()
         assert [run.label for run in runs(url=url)] == [None]
@@ -675,9 +676,9 @@ def test_a_complaint_that_repeats_the_password_is_masked() -> None:
     """The present drivers never do that."""
     from sqlalchemy.exc import OperationalError
 
-    address = database.resolve_url("postgresql://walter:pa55word@h/d?password=5ecret")
+    address = connections.resolve_url("postgresql://walter:pa55word@h/d?password=5ecret")
     error = OperationalError("SELECT 'row'", {}, Exception("login of pa55word or 5ecret failed\nsecond line"))
-    assert database._complaint(error, address) == "login of *** or *** failed"
+    assert connections._complaint(error, address) == "login of *** or *** failed"
 
 
 def test_making_the_file_waits_for_who_holds_it(tmp_path: Path) -> None:
@@ -701,16 +702,16 @@ def test_sqlite_keeps_a_write_ahead_log(tmp_path: Path) -> None:
 def test_an_input_is_not_changed_by_saving_it() -> None:
     given = document()
     before = copy.deepcopy(given)
-    database._rows(given)
+    rows.rows_of(given)
     assert given == before
 
 
 @pytest.mark.parametrize(("model", "name"), [(Rank, "rank"), (Overlap, "overlap")])
 def test_columns_are_those_of_the_contract(model: type[Base], name: str) -> None:
-    from nsysddp.model.schema import TABLES
+    from nsysddp.questions.tables import every_table
 
     kinds = {"Int64": int, "Float64": float, "String": str, "Boolean": bool}
     kept = [column for column in model.__table__.columns if column.name not in {"run_id", "position"}]
     assert {column.name: column.type.python_type for column in kept} == {
-        name: kinds[str(dtype)] for name, dtype in TABLES[name].dtypes.items()
+        name: kinds[str(dtype)] for name, dtype in every_table()[name].dtypes.items()
     }

@@ -16,7 +16,8 @@ from test_store_database import document, engine_of, postgres_server, postgres_u
 from nsysddp.model.errors import EvidenceError
 from nsysddp.questions.request import Request
 from nsysddp.questions.steps import Selection
-from nsysddp.store import database
+from nsysddp.store import connection as connections
+from nsysddp.store import rows
 from nsysddp.store.database import load_run, runs, save
 from nsysddp.store.trend import trend
 
@@ -84,15 +85,17 @@ def test_a_database_from_before_learns_what_its_documents_say(url: str) -> None:
     del saved[0]["request"]["command"]
     engine = engine_of(url)
     with engine.begin() as connection:
-        command.upgrade(database._alembic(connection), "0002")
+        command.upgrade(connections._alembic(connection), "0002")
         for number, one in enumerate(saved, 1):
-            packed = zstandard.compress(database._json(one, sort_keys=False)) if number < 4 else b"damaged"
+            packed = (
+                zstandard.compress(rows.document_bytes(one, sort_keys=False)) if number < 4 else b"damaged"
+            )
             connection.execute(
                 text(
                     "INSERT INTO run (content_sha256, created_at, tool_version, schema_version, document_zstd) "
                     "VALUES (:sha, '2026-01-01 00:00:00', '0.1', 1, :packed)"
                 ),
-                {"sha": database.content_sha256(one), "packed": packed},
+                {"sha": rows.content_sha256(one), "packed": packed},
             )
     engine.dispose()
     kept = [run.request for run in runs(url=url)]

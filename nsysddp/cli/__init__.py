@@ -38,6 +38,12 @@ EXIT_CODES = {
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+_NO_MEMORY = (
+    "not enough memory for these reports (how much each question takes: docs/results/scale.md); give fewer of them, "
+    "capture fewer steps (nsysddp capture --capture-steps), or use a machine with more"
+)
+"""A report is read whole, so no option of a question makes it smaller."""
+
 _ORDER = (
     "analyze",
     "timeline",
@@ -192,7 +198,7 @@ def _run(argv: list[str] | None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except MemoryError:
-        _say("not enough memory for this report; analyse a part of it with --steps, or fewer ranks at a time")
+        _say(_NO_MEMORY)
         sys.exit(1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:

@@ -179,7 +179,7 @@ def trend(
     if out is not None:
         from nsysddp.render.files import check_file
         from nsysddp.render.trend import draw_trend
-        from nsysddp.store.database import resolve_url
+        from nsysddp.store.connection import resolve_url
 
         address = resolve_url(url)
         kept_in = [Path(str(address.database))] if address.get_backend_name() == "sqlite" else []

@@ -210,9 +210,9 @@ def hashes_of(side: Side, *, db: str | None = None) -> list[str]:
 
 
 def _kept_run(run_id: int, db: str | None) -> Run:
-    from nsysddp.model.schema import TABLES
     from nsysddp.questions.compare.facts import facts_of
     from nsysddp.questions.compare.run import run_of
+    from nsysddp.questions.tables import every_table
     from nsysddp.store.database import load_document, load_run
 
     document: dict[str, Any] = load_document(run_id, url=db)
@@ -221,7 +221,8 @@ def _kept_run(run_id: int, db: str | None) -> Run:
             f"run:{run_id} does not say where the time went", do="keep the result of analyze --save"
         )
     capture = load_run(run_id, url=db).capture
-    tables = {name: TABLES[name].frame(rows) for name, rows in document["tables"].items() if name in TABLES}
+    known = every_table()
+    tables = {name: known[name].frame(rows) for name, rows in document["tables"].items() if name in known}
     return run_of(f"run:{run_id}", tables, facts=None if capture is None else facts_of(capture))
 
 

@@ -6,8 +6,8 @@ nodes whose launches lie in one segment of the host; inside it every time is a m
 
     start(node) = max(start(head of the segment) + p, start(head of its launches' segment) + q)
 
-where ``p`` and ``q`` are running sums and maxima, computed for all segments at once. What is left to be solved one
-after the other are heads of segments, the ends of waiting calls and the arrivals of collectives.
+where ``p`` and ``q`` are running sums and maxima, computed for all segments of some lanes at once. What is left to be
+solved one after the other are heads of segments, the ends of waiting calls and the arrivals of collectives.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsysddp.model.errors import AnalysisError
+from nsysddp.model.trace import in_parallel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.integer[Any]]
@@ -34,8 +37,8 @@ class Structure:
     """Who waits for whom. Node arrays have the shape (nodes,), and -1 is none.
 
     Attributes:
-        lane: the queue or host line of the node.
-        place: about when it runs, which orders it in its lane.
+        along: all nodes, lane by lane (queue or host line) in the order in which they run.
+        opens: the node in this place of ``along`` is the first of its lane.
         ahead: the node in its lane whose end its start waits for.
         launcher: the call that launched it.
         from_start: it waits for that call's start, not for its end.
@@ -45,8 +48,8 @@ class Structure:
         meeting, member: the arrival of the one is not before the start of the other; shape (members,).
     """
 
-    lane: Ints
-    place: Floats
+    along: Ints
+    opens: Flags
     ahead: Ints
     launcher: Ints
     from_start: Flags
@@ -92,18 +95,10 @@ class Weights:
 def solve(structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
     """Start and end of every node in ns, each as soon as all that it waits for allows; shape (nodes,)."""
     plan = structure.plan
-    terms = _Terms.of(plan, structure, weights)
-    times = np.asarray(_longest(plan, terms.edge[plan.term] + terms.lag[plan.lag], weights.origin))
-    along, beside = terms.along, terms.beside
-    start = times[plan.segment] + along
-    second = plan.beside >= 0
-    start[second] = np.maximum(start[second], times[plan.beside[second]] + beside[second])
-    end = start + weights.duration
-    met = structure.arrival >= 0
-    end[met] = times[plan.first_arrival + structure.arrival[met]] + weights.duration[met]
-    held = plan.end_point >= 0
-    end[held] = times[plan.end_point[held]]
-    return start, end
+    parts = _Parts.of(structure, weights)
+    origin = weights.origin[plan.heads]
+    parts.place(np.asarray(_longest(plan, _edges(structure, weights, parts), origin)))
+    return parts.start, parts.end
 
 
 def latest(structure: Structure, weights: Weights, deadline: Floats) -> Floats:
@@ -120,72 +115,37 @@ def latest(structure: Structure, weights: Weights, deadline: Floats) -> Floats:
         Latest end in ns, shape (nodes,); NaN for nodes without an arrival.
     """
     plan = structure.plan
-    terms = _Terms.of(plan, structure, weights)
-    weight = terms.edge[plan.term] + terms.lag[plan.lag]
-    allowed = np.asarray(_backwards(plan, weight, _allowed(plan, structure, weights, terms, deadline)))
+    parts = _Parts.of(structure, weights)
+    weight = _edges(structure, weights, parts)
+    allowed = np.asarray(_backwards(plan, weight, parts.allowed(deadline)))
     met = structure.arrival >= 0
     ends = np.where(met, deadline, np.nan)
-    node, which = plan.term % met.size, plan.term // met.size
-    leaves = np.flatnonzero(
-        ((which == _END) | (which == _END_BESIDE)) & met[node]
-    )  # edges from the ends of such nodes
+    leaves = np.flatnonzero(plan.to_end & met[plan.node])  # edges from the ends of such nodes
     target = np.repeat(plan.order, np.diff(plan.bounds))
-    np.minimum.at(ends, node[leaves], allowed[target[leaves]] - terms.lag[plan.lag[leaves]])
+    lag = _lags(structure, weights)[plan.lag[leaves]]
+    np.minimum.at(ends, plan.node[leaves], allowed[target[leaves]] - lag)
     return ends
 
 
-_END, _END_BESIDE = 1, 2
-"""Kinds of terms that hold the end of a node (see ``_Plan.term``)."""
+def _lags(structure: Structure, weights: Weights) -> Floats:
+    """The lags of all kinds of edges, one kind after the other."""
+    plan = structure.plan
+    return np.concatenate(
+        [
+            weights.ahead_lag[plan.with_ahead] + weights.excess[plan.with_ahead],
+            weights.launch_lag[plan.with_launcher] + weights.excess[plan.with_launcher],
+            weights.wait_lag + weights.excess[structure.waiting],
+            weights.duration[plan.waiting_calls],
+            weights.hold_lag,
+            np.zeros(structure.member.size),
+        ]
+    )
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What edges weigh: a term of the node that they leave, by kind and node, and a lag.
-
-    Attributes:
-        along, beside: ``p`` and ``q`` of every node.
-        edge: the four terms of every node, one kind after the other.
-        lag: from the end or start of a node to the point that waits for it.
-    """
-
-    along: Floats
-    beside: Floats
-    edge: Floats
-    lag: Floats
-
-    @classmethod
-    def of(cls, plan: _Plan, structure: Structure, weights: Weights) -> _Terms:
-        along, beside = _inside(plan, structure, weights)
-        plain = (structure.arrival < 0) & (plan.end_point < 0)
-        whole = np.where(plan.end_point >= 0, 0.0, weights.duration + np.where(plain, along, 0.0))
-        edge = np.concatenate([along, whole, np.where(plain, beside + weights.duration, 0.0), beside])
-        lag = np.concatenate(
-            [
-                (weights.ahead_lag + weights.excess)[plan.with_ahead],
-                (weights.launch_lag + weights.excess)[plan.with_launcher],
-                weights.wait_lag + weights.excess[structure.waiting],
-                weights.duration[plan.waiting_calls],
-                weights.hold_lag,
-                np.zeros(structure.member.size),
-            ]
-        )
-        return cls(along, beside, edge, lag)
-
-
-def _allowed(plan: _Plan, structure: Structure, weights: Weights, terms: _Terms, deadline: Floats) -> Floats:
-    """The latest time of every point that keeps the deadlines of the nodes that it carries; shape (points,)."""
-    made = np.full(plan.size, np.inf)
-    met, held = structure.arrival >= 0, plan.end_point >= 0
-    plain = ~met & ~held
-    second = plain & (plan.beside >= 0)
-    for nodes, point, offset in (
-        (plain, plan.segment, terms.along + weights.duration),
-        (second, plan.beside, terms.beside + weights.duration),
-        (met, plan.first_arrival + structure.arrival, weights.duration),
-        (held, plan.end_point, np.zeros(met.size)),
-    ):
-        np.minimum.at(made, point[nodes], deadline[nodes] - offset[nodes])
-    return made
+def _edges(structure: Structure, weights: Weights, parts: _Parts) -> Floats:
+    """From the point that each edge comes from to the one that waits: a term of a node, and a lag."""
+    plan = structure.plan
+    return _terms(structure, plan, weights, parts.start, parts.end) + _lags(structure, weights)[plan.lag]
 
 
 def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
@@ -202,11 +162,21 @@ def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
     return times
 
 
+def _terms(structure: Structure, plan: _Plan, weights: Weights, along: Floats, beside: Floats) -> Floats:
+    """What each edge between points carries beside its lag: p or q of a node, to its start or to its end."""
+    node = plan.node
+    duration = weights.duration[node]
+    plain = (structure.arrival[node] < 0) & ~plan.holds[node]
+    to_start = np.where(plan.second, beside[node], along[node])
+    to_end = np.where(plain, to_start + duration, np.where(plan.holds[node], 0.0, duration))
+    return np.where(plan.to_end, to_end, to_start)
+
+
 def _longest(plan: _Plan, weight: Floats, origin: Floats) -> list[float]:
     """Time of every point, in an order in which all that it waits for comes before it."""
     times = [0.0] * plan.size
     source, lag = plan.source.tolist(), weight.tolist()
-    own = origin[plan.heads].tolist()
+    own = origin.tolist()
     bounds = plan.bounds.tolist()
     for point, (first, last) in zip(plan.order.tolist(), pairwise(bounds), strict=True):
         if first == last:
@@ -221,39 +191,123 @@ def _longest(plan: _Plan, weight: Floats, origin: Floats) -> list[float]:
     return times
 
 
-def _inside(plan: _Plan, structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
-    """``p`` and ``q`` of every node; ``q`` is minus infinity where there is no second term."""
-    order, is_head = plan.along, plan.is_head[plan.along]
-    step = weights.ahead_lag + weights.excess
-    step[plan.with_before] += weights.duration[plan.before[plan.with_before]]
-    total = np.cumsum(np.where(is_head, 0.0, step[order]))
-    opened = np.maximum.accumulate(np.where(is_head, np.arange(order.size), 0)) if order.size else order
-    along = np.empty(order.size)
-    along[order] = total - total[opened]
+@dataclass(frozen=True)
+class _Parts:
+    """The lanes, some at a time: what does not hang on other lanes is computed in threads, in little memory.
 
-    beside = np.full(order.size, -np.inf)
-    nodes = plan.second  # in order along the lanes
-    call = structure.launcher[nodes]
-    after = np.where(plan.end_point[call] >= 0, 0.0, along[call] + weights.duration[call])
-    begun = np.where(structure.from_start[nodes], along[call], after)
-    let_go = begun + weights.launch_lag[nodes] + weights.excess[nodes] - along[nodes]
-    beside[nodes] = along[nodes] + _running_most(let_go, plan.segment[nodes])
-    return along, beside
+    Until the points are solved, ``start`` holds p and ``end`` holds q of each node.
+    """
+
+    structure: Structure
+    plan: _Plan
+    weights: Weights
+    start: Floats
+    end: Floats
+
+    @classmethod
+    def of(cls, structure: Structure, weights: Weights) -> _Parts:
+        """``p`` and ``q`` of all nodes."""
+        made = cls(structure, structure.plan, weights, *np.empty((2, structure.along.size)))
+        made.each(made.sum_along)
+        made.each(made.run_beside)
+        return made
+
+    def each(self, work: Callable[[tuple[int, int]], None]) -> None:
+        """Do it for every part, given by its first and one-past-last place along the lanes."""
+        in_parallel(self.plan.parts, work, events=self.structure.along.size)
+
+    def sum_along(self, part: tuple[int, int]) -> None:
+        """``p`` of every node."""
+        nodes, heads = self.structure.along[slice(*part)], self.plan.is_head[slice(*part)]
+        of = self.weights
+        step = of.ahead_lag[nodes] + of.excess[nodes]
+        step[1:] += of.duration[nodes[:-1]]
+        step[heads] = 0
+        total = np.cumsum(step)
+        self.start[nodes] = total - np.repeat(total[heads], np.diff(np.flatnonzero(heads), append=nodes.size))
+
+    def run_beside(self, part: tuple[int, int]) -> None:
+        """``q`` of every node that has one."""
+        nodes, heads = self.structure.along[slice(*part)], self.plan.is_head[slice(*part)]
+        second = np.flatnonzero(self.plan.beside[nodes] >= 0)
+        if not second.size:
+            return
+        of, along = self.weights, self.start
+        segment: Ints = np.cumsum(heads, dtype=np.int64)[second]
+        node = nodes[second]
+        call = self.structure.launcher[node]
+        after = np.where(self.plan.holds[call], 0.0, along[call] + of.duration[call])
+        begun = np.where(self.structure.from_start[node], along[call], after)
+        let_go: Floats = begun + of.launch_lag[node] + of.excess[node] - along[node]
+        self.end[node] = along[node] + _running_most(let_go, segment)
+
+    def allowed(self, deadline: Floats) -> Floats:
+        """The latest time of every point that keeps the deadlines of the nodes that it carries; shape (points,)."""
+        these, plan = self.structure, self.plan
+        made = np.full(plan.size, np.inf)
+        duration = self.weights.duration
+
+        def of_segments(part: tuple[int, int]) -> None:
+            nodes, heads = these.along[slice(*part)], np.flatnonzero(plan.is_head[slice(*part)])
+            plain = (these.arrival[nodes] < 0) & ~plan.holds[nodes]
+            room = np.where(plain, deadline[nodes] - (self.start[nodes] + duration[nodes]), np.inf)
+            first = plan.segments_before(part)
+            made[first : first + heads.size] = np.minimum.reduceat(room, heads)
+
+        self.each(of_segments)
+        second = np.flatnonzero(plan.beside >= 0)
+        second = second[(these.arrival[second] < 0) & ~plan.holds[second]]
+        np.minimum.at(made, plan.beside[second], deadline[second] - (self.end[second] + duration[second]))
+        met, held = np.flatnonzero(these.arrival >= 0), np.flatnonzero(plan.holds)
+        np.minimum.at(made, plan.first_arrival + these.arrival[met], deadline[met] - duration[met])
+        np.minimum.at(made, plan.end_points(held), deadline[held])
+        return made
+
+    def place(self, times: Floats) -> None:
+        """Start and end of every node from the times of the points."""
+        these, plan = self.structure, self.plan
+
+        def of_part(part: tuple[int, int]) -> None:
+            nodes = these.along[slice(*part)]
+            segment = plan.segments_before(part) + np.cumsum(plan.is_head[slice(*part)]) - 1
+            start = times[segment] + self.start[nodes]
+            beside = plan.beside[nodes]
+            second = np.flatnonzero(beside >= 0)
+            start[second] = np.maximum(start[second], times[beside[second]] + self.end[nodes[second]])
+            duration = self.weights.duration[nodes]
+            end = start + duration
+            arrival = these.arrival[nodes]
+            met = np.flatnonzero(arrival >= 0)
+            end[met] = times[plan.first_arrival + arrival[met]] + duration[met]
+            held = np.flatnonzero(plan.holds[nodes])
+            end[held] = times[plan.end_points(nodes[held])]
+            self.start[nodes], self.end[nodes] = start, end
+
+        self.each(of_part)
 
 
 def _running_most(value: Floats, group: Ints) -> Floats:
-    """The largest value so far within each group; groups lie together and ascend. Exact: ranks are compared."""
+    """The largest value so far within each group; groups lie together and ascend.
+
+    Exact and without sorting: the numbers are compared as integers of the same order, the upper half first.
+    """
     if not value.size:
         return value
-    order = np.argsort(value, kind="stable")
-    rank = np.empty(value.size, dtype=np.int64)
-    rank[order] = np.arange(value.size)
-    number = np.cumsum(np.diff(group, prepend=group[0]) != 0) * value.size
-    most: Floats = value[order[np.maximum.accumulate(rank + number) - number]]
-    return most
+    bits = value.view(np.int64)
+    key = bits ^ (bits >> 63 & 0x7FFF_FFFF_FFFF_FFFF)
+    upper = (group.astype(np.int64) << 32) + ((key >> 32) + (1 << 31))
+    most = np.maximum.accumulate(upper)
+    run = np.cumsum(np.diff(most, prepend=most[0]) != 0, dtype=np.int64) << 32
+    lower = np.maximum.accumulate(run | np.where(upper == most, key & 0xFFFF_FFFF, 0)) & 0xFFFF_FFFF
+    found = ((most & 0xFFFF_FFFF) - (1 << 31)) << 32 | lower
+    most_value: Floats = (found ^ (found >> 63 & 0x7FFF_FFFF_FFFF_FFFF)).view(np.float64)
+    return most_value
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
+
+_NODES_AT_A_TIME = 1 << 17
+"""Nodes of whole lanes that are worked on together."""
 
 
 @dataclass(frozen=True)
@@ -261,130 +315,177 @@ class _Plan:
     """Segments, and the edges between the points that are left: heads, ends of waiting calls, arrivals.
 
     Attributes:
-        along: nodes lane by lane in order.
-        before: the node before each in its lane, where the segment goes on.
-        with_before: nodes that have one.
-        is_head: the node begins a segment.
-        segment: number of the segment of each node, which is the point of its head.
-        heads: node of each such point.
-        beside: point from which the second term of a node counts, -1 if it has none.
-        second: nodes that have one, in order along the lanes.
-        end_point: of a waiting call the point of its end, else -1.
+        parts: first and one-past-last place along the lanes of what is computed together.
+        is_head: the node in this place along the lanes begins a segment.
+        before_parts: segments before each part.
+        heads: node of the head of each segment, whose number is that of its point.
+        beside: point from which the second term of a node counts, -1 if it has none; by node.
+        holds: the end of the node waits for others; by node.
+        waiting_calls: nodes of which that is so, ascending; the points of their ends follow those of heads.
         first_arrival: the point of the first arrival.
         size: number of points.
         with_ahead, with_launcher: heads that wait for the node ahead, and for a launch.
-        waiting_calls: calls whose ends wait.
         order: points, such that what a point waits for comes before it.
         bounds: where the edges of each begin, in that order; shape (points + 1,).
         source: point that each edge comes from.
-        term: which of the terms of ``_Terms`` it carries: p, p with duration, q with duration, q; by node.
-        lag: which of its lags.
+        node: node whose start or end it carries,
+        to_end: which of the two,
+        second: by its second term.
+        lag: which of the lags of ``solve``.
     """
 
-    along: Ints
-    before: Ints
-    with_before: Ints
+    parts: list[tuple[int, int]]
     is_head: Flags
-    segment: Ints
+    before_parts: dict[int, int]
     heads: Ints
     beside: Ints
-    second: Ints
-    end_point: Ints
+    holds: Flags
+    waiting_calls: Ints
     first_arrival: int
     size: int
     with_ahead: Ints
     with_launcher: Ints
-    waiting_calls: Ints
     order: Ints
     bounds: Ints
     source: Ints
-    term: Ints
+    node: Ints
+    to_end: Flags
+    second: Flags
     lag: Ints
+
+    def segments_before(self, part: tuple[int, int]) -> int:
+        """How many segments begin before a part?"""
+        return self.before_parts[part[0]]
+
+    def end_points(self, calls: Ints) -> Ints:
+        """The points of the ends of waiting calls."""
+        return self.heads.size + np.searchsorted(self.waiting_calls, calls)
+
+
+def _parts_of(opens: Flags) -> list[tuple[int, int]]:
+    """Whole lanes together until they have nodes enough."""
+    ends = np.append(np.flatnonzero(opens)[1:], opens.size) if opens.size else np.empty(0, dtype=np.int64)
+    wanted = np.arange(_NODES_AT_A_TIME, opens.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
+    cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
+    return list(pairwise([0, *cuts]))
 
 
 def _plan(these: Structure) -> _Plan:
-    count = these.lane.size
-    along = np.lexsort((these.place, these.lane))
-    before = np.full(count, -1, dtype=np.int64)
-    same = these.lane[along[1:]] == these.lane[along[:-1]]
-    before[along[1:][same]] = along[:-1][same]
+    along, count = these.along, these.along.size
     holds, waits = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     holds[these.holding], waits[these.waiting] = True, True
-    goes_on = (before >= 0) & (these.ahead == before) & ~waits & (these.arrival[before] < 0) & ~holds[before]
+    segment = np.empty(count, dtype=np.int32)
+    is_head = np.empty(count, dtype=bool)
+    beside = np.full(count, -1, dtype=np.int32)
+    parts = _parts_of(these.opens)
 
-    # A call has no launch, so the segments of host lines are known; events go on while their launches share one.
-    segment = np.empty(count, dtype=np.int64)
-    segment[along] = np.cumsum(~goes_on[along]) - 1
-    call = these.launcher
-    launched = call >= 0
-    after_wait = launched & ~these.from_start & holds[call]
-    by = np.where(after_wait, count + call, np.where(launched, segment[call], -1))
-    goes_on &= by == by[before]
+    def each(work: Callable[[slice], None]) -> None:
+        in_parallel(parts, lambda part: work(slice(*part)), events=count)
 
-    is_head = ~goes_on
-    segment[along] = np.cumsum(is_head[along]) - 1
-    heads = along[is_head[along]]
-    calls = np.flatnonzero(holds)
-    end_point = np.full(count, -1, dtype=np.int64)
-    end_point[calls] = heads.size + np.arange(calls.size)
+    def go_on(part: slice) -> None:
+        """Where a segment goes on, as far as launches do not end it."""
+        nodes = along[part]
+        ahead = nodes[:-1]
+        goes_on = ~these.opens[part]
+        goes_on[1:] &= (these.ahead[nodes[1:]] == ahead) & ~waits[nodes[1:]]
+        goes_on[1:] &= (these.arrival[ahead] < 0) & ~holds[ahead]
+        is_head[part] = ~goes_on
+
+    def launched_by(nodes: Ints) -> Ints:
+        """The segment of the call that launched each node, one of its own for a call that waits; -1 without."""
+        call = these.launcher[nodes]
+        launched = call >= 0
+        after_wait = launched & ~these.from_start[nodes] & holds[call]
+        return np.where(after_wait, count + call, np.where(launched, segment[call], -1))
+
+    def end_with_launch(part: slice) -> None:
+        """Events go on while their launches share a segment; a call has no launch, so theirs are known."""
+        by = launched_by(along[part])
+        is_head[part][1:] |= by[1:] != by[:-1]
+
+    each(go_on)
+    segment[along] = np.cumsum(is_head, dtype=np.int32) - 1
+    each(end_with_launch)
+    numbers = np.cumsum(is_head, dtype=np.int32) - 1
+    segment[along] = numbers
+    heads = along[is_head]
+    calls = np.flatnonzero(holds).astype(np.int32)
     first_arrival = heads.size + calls.size
+    before_parts = {first: int(numbers[first - 1]) + 1 if first else 0 for first, _ in parts}
+
+    def beside_launch(part: slice) -> None:
+        """From which point on the launch counts, where it is not that of the head."""
+        nodes = along[part][~is_head[part]]
+        nodes = nodes[these.launcher[nodes] >= 0]
+        by = launched_by(nodes)
+        waited = by >= count
+        by[waited] = heads.size + np.searchsorted(calls, by[waited] - count)
+        beside[nodes] = by
+
+    each(beside_launch)
     arrivals = int(max(these.arrival.max(initial=-1), these.meeting.max(initial=-1))) + 1
     size = first_arrival + arrivals
-    beside = np.where(
-        is_head | ~launched, -1, np.where(after_wait, end_point[call], segment[np.maximum(call, 0)])
-    )
-
     with_ahead = heads[these.ahead[heads] >= 0]
-    with_launcher = heads[launched[heads]]
+    with_launcher = heads[these.launcher[heads] >= 0]
+
+    def end_points(nodes: Ints) -> Ints:
+        return heads.size + np.searchsorted(calls, nodes)
+
     target = np.concatenate(
         [
             segment[with_ahead],
             segment[with_launcher],
             segment[these.waiting],
-            end_point[calls],
-            end_point[these.holding],
+            end_points(calls),
+            end_points(these.holding),
             first_arrival + these.meeting,
         ]
     )
     node = np.concatenate(
-        [these.ahead[with_ahead], call[with_launcher], these.awaited, calls, these.held_by, these.member]
+        [
+            these.ahead[with_ahead],
+            these.launcher[with_launcher],
+            these.awaited,
+            calls,
+            these.held_by,
+            these.member,
+        ]
     )
     sizes = [with_ahead.size, with_launcher.size, these.awaited.size, calls.size, these.held_by.size]
     is_end = np.repeat([True, False, True, False, True, False], [*sizes, these.member.size])
     is_end[sizes[0] : sizes[0] + sizes[1]] = ~these.from_start[with_launcher]
 
     met = is_end & (these.arrival[node] >= 0)
-    held = is_end & (end_point[node] >= 0)
+    held = is_end & holds[node]
     source = np.where(met, first_arrival + these.arrival[node], segment[node])
-    source = np.where(held, end_point[node], source)
+    source[held] = end_points(node[held])
     twice = np.flatnonzero((beside[node] >= 0) & ~met & ~held)
-    term = np.concatenate([node + np.where(is_end, count, 0), node[twice] + count * (3 - is_end[twice])])
     source = np.concatenate([source, beside[node[twice]]])
     target = np.concatenate([target, target[twice]])
     lag = np.concatenate([np.arange(node.size), twice])
+    second = np.arange(lag.size) >= node.size
     order = _order(source, target, size)
     turn = np.empty(size, dtype=np.int64)
     turn[order] = np.arange(size)
     by_turn = np.argsort(turn[target], kind="stable")
     return _Plan(
-        along=along,
-        before=before,
-        with_before=np.flatnonzero(goes_on),
+        parts=parts,
         is_head=is_head,
-        segment=segment,
+        before_parts=before_parts,
         heads=heads,
         beside=beside,
-        second=along[beside[along] >= 0],
-        end_point=end_point,
+        holds=holds,
+        waiting_calls=calls,
         first_arrival=first_arrival,
         size=size,
         with_ahead=with_ahead,
         with_launcher=with_launcher,
-        waiting_calls=calls,
         order=order,
         bounds=np.searchsorted(turn[target][by_turn], np.arange(size + 1)),
         source=source[by_turn],
-        term=term[by_turn],
+        node=node[lag][by_turn],
+        to_end=is_end[lag][by_turn],
+        second=second[by_turn],
         lag=lag[by_turn],
     )
 

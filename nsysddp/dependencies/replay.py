@@ -152,51 +152,88 @@ def recorded(graph: Graph) -> Program:
     transfer = np.where(arrival >= 0, end - np.maximum(graph.ready, start), end - start)
     own, hold_lag = _returns(graph, end)
 
-    def joined(of_events: Ints | Floats | float, of_calls: Ints | Floats | float) -> Floats:
-        return np.concatenate(
-            [np.broadcast_to(of_events, events), np.broadcast_to(of_calls, calls)], dtype=np.float64
-        )
+    size = events + calls
 
-    def numbered(of_events: Ints, of_calls: Ints) -> Ints:
-        return np.concatenate([of_events, of_calls])
+    def of_calls(values: NDArray[Any] | None, also: NDArray[Any] | None, dtype: Any = np.float64) -> Any:
+        """Values of the events, then of the calls; where there are none, zeros that take no memory."""
+        made = np.zeros(size, dtype=dtype)
+        for part, here in ((values, slice(0, events)), (also, slice(events, size))):
+            if part is not None:
+                made[here] = part
+        return made
 
-    nobody = np.full(calls, -1, dtype=np.int64)
     before = lines.before
-    gap = np.where(before >= 0, lines.start - lines.end[before], 0) if calls else before
-    begun = joined(start, lines.start)
-    launcher = np.where(lines.launcher >= 0, lines.launcher + events, -1)
+    rows = np.int32 if size < 1 << 31 else np.int64
+    nobody = np.full(size, -1, dtype=rows)
+    nobody[:events] = lines.launcher
+    nobody[:events][lines.launcher >= 0] += events
+    launcher = nobody
+    ahead = np.concatenate([graph.queues.before, before], dtype=rows)
+    ahead[events:][before >= 0] += events
+    met = np.full(size, -1, dtype=rows)
+    met[:events] = arrival
+    along, opens = _lanes(graph)
+    # Of a node that waits for what is ahead of it nobody asks when it would start by itself.
+    roots = np.flatnonzero((ahead < 0) | ((launcher < 0) & (np.arange(size) < events)))
+    origin = of_calls(None, None)
+    origin[roots] = np.where(
+        roots < events,
+        start[np.minimum(roots, events - 1)],
+        lines.start[np.maximum(roots - events, 0)] if calls else 0,
+    )
+    excess = of_calls(None, None)
+    odd = np.flatnonzero(lags.excess)
+    excess[odd] = lags.excess[odd]
+    gap = lines.start.astype(np.float64)
+    gap -= np.where(before >= 0, lines.end[before], lines.start) if calls else 0
     made = Program(
         structure=Structure(
-            lane=numbered(
-                event_queues(trace),
-                events + lines.rank.astype(np.int64),
-            ),
-            place=joined(start, np.arange(calls)),
-            ahead=numbered(graph.queues.before, np.where(before >= 0, before + events, -1)),
-            launcher=numbered(launcher, nobody),
-            from_start=np.concatenate([lags.from_start, np.zeros(calls, dtype=bool)]),
+            along=along,
+            opens=opens,
+            ahead=ahead,
+            launcher=launcher,
+            from_start=of_calls(lags.from_start, None, bool),
             waiting=waits.owner,
             awaited=waits.event,
             holding=events + lines.holds.owner,
             held_by=lines.holds.event,
-            arrival=numbered(arrival, nobody),
+            arrival=met,
             meeting=meeting,
             member=member,
         ),
         weights=Weights(
-            duration=joined(transfer, own),
-            ahead_lag=joined(lags.ahead, gap),
-            launch_lag=joined(lags.launch, 0),
-            excess=joined(lags.excess, 0),
-            origin=begun,
+            duration=of_calls(transfer, own),
+            ahead_lag=of_calls(lags.ahead, gap),
+            launch_lag=of_calls(lags.launch, None),
+            excess=excess,
+            origin=origin,
             wait_lag=lags.wait,
             hold_lag=hold_lag,
         ),
         latency=lags.mean,
         events=events,
-        is_call=np.concatenate([np.zeros(events, dtype=bool), np.ones(calls, dtype=bool)]),
+        is_call=np.arange(size) >= events,
     )
     return _in_order(made, start, *held_in_order(graph, lags.excess > 0))
+
+
+def _lanes(graph: Graph) -> tuple[Ints, Flags]:
+    """All nodes, queue by queue and then line by line in the order in which they run; and which begin one."""
+    trace, events, calls = graph.trace, graph.events, graph.lines.start.size
+    queue = event_queues(trace)
+    ordered = len(set(trace.process_of_rank.values())) == len(
+        trace.process_of_rank
+    )  # no two ranks share a queue
+    order = (
+        np.argsort(queue.astype(np.int16) if queue.max(initial=0) < 1 << 15 else queue, kind="stable")
+        if ordered
+        else np.lexsort((trace.events["start_ns"].to_numpy(), queue))
+    )
+    along = np.concatenate([order, np.arange(events, events + calls)], dtype=np.int64).astype(np.int32)
+    opens = np.zeros(events + calls, dtype=bool)
+    opens[:events] = np.diff(queue[order], prepend=-1) != 0
+    opens[events + graph.lines.ranks[1][:-1][np.diff(graph.lines.ranks[1]) > 0]] = True
+    return along, opens
 
 
 def _in_order(base: Program, start: Ints, held: Ints, holder: Ints) -> Program:
@@ -207,7 +244,7 @@ def _in_order(base: Program, start: Ints, held: Ints, holder: Ints) -> Program:
     if not held.size:
         return base
     these, of = base.structure, base.weights
-    number, nodes = np.arange(held.size), these.lane.size + np.arange(held.size)
+    number, nodes = np.arange(held.size), these.along.size + np.arange(held.size)
     arrival = int(max(these.arrival.max(initial=-1), these.meeting.max(initial=-1))) + 1 + number
     late = (start[held] - start[holder]).astype(np.float64)
     bound = of.excess[held] > 0
@@ -220,8 +257,8 @@ def _in_order(base: Program, start: Ints, held: Ints, holder: Ints) -> Program:
 
     structure = replace(
         these,
-        lane=more(these.lane, these.lane.max() + 1 + number),
-        place=more(these.place, start[holder]),
+        along=more(these.along, nodes),
+        opens=more(these.opens, 1),  # each in a lane of its own
         ahead=more(these.ahead, -1),
         launcher=more(these.launcher, -1),
         from_start=more(these.from_start, 0),
@@ -258,47 +295,108 @@ class _Lags:
 def _latencies(graph: Graph, start: Ints, end: Ints) -> _Lags:
     """The lag of every edge: the mean of its kind, at most what was recorded where another edge bound the event."""
     lines, waits = graph.lines, graph.queues.awaits
-    count = start.size
-    side = (graph.trace.events["class"] == "communication").to_numpy().astype(np.int64)
-    ahead, call = graph.queues.before, lines.launcher
-    slack = np.full((4, count), np.inf)  # between what the event waited for and its start; infinite without
-    known = ahead >= 0
-    slack[AHEAD, known] = (start - end[ahead])[known]
-    wait_slack = (start[waits.owner] - end[waits.event]).astype(np.float64)
-    np.minimum.at(slack[WAIT], waits.owner, np.where(wait_slack >= 0, wait_slack, np.inf))
-    from_start = np.zeros(count, dtype=bool)
-    known = call >= 0
-    if known.any():
-        # The copy that held its own call was launched at its start, whatever the clocks say of its end.
-        own = np.zeros(count, dtype=bool)
-        own[lines.holds.event[lines.launcher[lines.holds.event] == lines.holds.owner]] = True
-        from_start[known] = (lines.end[call] > start)[known] | own[known]
-        slack[LAUNCH, known & ~from_start] = (start - lines.end[call])[known & ~from_start]
-        slack[EARLY, from_start] = (start - lines.start[call])[from_start]
-    kept = np.where(slack >= 0, slack, np.inf)
-    binding, latency = kept.argmin(axis=0), kept.min(axis=0)
-    hangs = np.isfinite(latency)
-    mean = np.zeros((4, 2))
-    for kind in range(4):
-        for communicates in (0, 1):
-            chosen = hangs & (binding == kind) & (side == communicates) & (latency <= ODD_NS)
-            mean[kind, communicates] = latency[chosen].mean() if chosen.any() else 0.0
-    typical = mean[:, side]
-    binds = (np.arange(4)[:, None] == binding) & hangs
-    # What did not bind held nothing back then, and a violated edge keeps the lag that it had: two clocks, or
-    # programmatic dependent launch.
-    lag = np.where(binds & (slack >= 0), typical, np.minimum(typical, slack))
-    of_waits = typical[WAIT, waits.owner]
-    bound = binds[WAIT, waits.owner] & (wait_slack == latency[waits.owner])
-    excess = np.where(hangs & (latency > ODD_NS), latency - typical[binding, np.arange(count)], 0.0)
-    return _Lags(
-        ahead=np.where(np.isfinite(lag[AHEAD]), lag[AHEAD], 0.0),
-        launch=np.where(from_start, lag[EARLY], lag[LAUNCH]),
-        wait=np.where(bound, of_waits, np.minimum(of_waits, wait_slack)),
-        excess=excess,
-        from_start=from_start,
-        mean=mean,
+    # The copy that held its own call was launched at its start, whatever the clocks say of its end.
+    own = np.zeros(start.size, dtype=bool)
+    own[lines.holds.event[lines.launcher[lines.holds.event] == lines.holds.owner]] = True
+    side = (graph.trace.events["class"] == "communication").to_numpy().astype(np.int8)
+    made = _Lags(
+        ahead=np.zeros(start.size),
+        launch=np.zeros(start.size),
+        wait=np.zeros(waits.event.size),
+        excess=np.zeros(start.size),
+        from_start=np.zeros(start.size, dtype=bool),
+        mean=np.zeros((4, 2)),
     )
+
+    def sums(rank: int) -> Floats:
+        """Sum and number of the latencies of each kind."""
+        here = slice(*graph.trace.rows_of(rank))
+        slack = _Slack.of(graph, rank, start, end, own)
+        usual = np.flatnonzero(slack.latency <= ODD_NS)
+        kind = slack.binding[usual] * 2 + side[here][usual]
+        latency = slack.latency[usual]
+        return np.stack([np.bincount(kind, latency, 8), np.bincount(kind, minlength=8)])
+
+    def fill(rank: int) -> None:
+        first, last = graph.trace.rows_of(rank)
+        here, there = slice(first, last), slice(int(waits.first[first]), int(waits.first[last]))
+        slack = _Slack.of(graph, rank, start, end, own)
+        of_side, hangs = side[here], np.isfinite(slack.latency)
+
+        def lag(kind: int, recorded: Floats) -> Floats:
+            # What did not bind held nothing back then, and a violated edge keeps the lag that it had: two clocks, or
+            # programmatic dependent launch.
+            typical = made.mean[kind][of_side]
+            binds = hangs & (slack.binding == kind) & (recorded >= 0)
+            return np.where(
+                np.isfinite(recorded), np.where(binds, typical, np.minimum(typical, recorded)), 0.0
+            )
+
+        made.ahead[here] = lag(AHEAD, slack.ahead)
+        early, late = lag(EARLY, slack.early), lag(LAUNCH, slack.launch)
+        made.from_start[here] = slack.from_start
+        made.launch[here] = np.where(slack.from_start, early, late)
+        owner = waits.owner[there] - first
+        typical = made.mean[WAIT][of_side[owner]]
+        bound = (hangs & (slack.binding == WAIT))[owner] & (slack.waits == slack.latency[owner])
+        made.wait[there] = np.where(bound, typical, np.minimum(typical, slack.waits))
+        odd = np.flatnonzero(hangs & (slack.latency > ODD_NS))
+        made.excess[first + odd] = slack.latency[odd] - made.mean[slack.binding[odd], of_side[odd]]
+
+    total, number = np.sum(graph.trace.each_rank(sums), axis=0)
+    made.mean[:] = (total / np.maximum(number, 1)).reshape(4, 2)
+    graph.trace.each_rank(fill)
+    return made
+
+
+@dataclass(frozen=True)
+class _Slack:
+    """Between what the events of a rank waited for and their starts, in ns; infinite where there is nothing.
+
+    Attributes:
+        ahead, launch, early: of each kind of edge; shape (events of the rank,).
+        waits: of each wait of the rank's events.
+        from_start: the launch call still ran, so its start is what was waited for.
+        binding: kind of the least that was kept.
+        latency: that least, infinite where there is none.
+    """
+
+    ahead: Floats
+    launch: Floats
+    early: Floats
+    waits: Floats
+    from_start: Flags
+    binding: NDArray[np.int8]
+    latency: Floats
+
+    @classmethod
+    def of(cls, graph: Graph, rank: int, start: Ints, end: Ints, own: Flags) -> _Slack:
+        """Of the events of one rank; ``own`` are copies that held their own calls."""
+        lines, waits = graph.lines, graph.queues.awaits
+        first, last = graph.trace.rows_of(rank)
+        begun = start[first:last]
+        ahead, call = graph.queues.before[first:last], lines.launcher[first:last]
+        entries = slice(int(waits.first[first]), int(waits.first[last]))
+        owner, event = waits.owner[entries] - first, waits.event[entries]
+        recorded = (begun[owner] - end[event]).astype(np.float64)
+        by_wait = np.full(begun.size, np.inf)
+        np.minimum.at(by_wait, owner, np.where(recorded >= 0, recorded, np.inf))
+        behind = np.where(ahead >= 0, begun - end[ahead], np.inf)
+        by_launch, by_early = np.full((2, begun.size), np.inf)
+        from_start = np.zeros(begun.size, dtype=bool)
+        known = np.flatnonzero(call >= 0)
+        if known.size:
+            closed = lines.end[call[known]]
+            early = (closed > begun[known]) | own[first:last][known]
+            from_start[known] = early
+            by_launch[known[~early]] = (begun[known] - closed)[~early]
+            by_early[known[early]] = (begun[known] - lines.start[call[known]])[early]
+        binding = np.full(begun.size, AHEAD, dtype=np.int8)
+        latency = np.where(behind >= 0, behind, np.inf)
+        for kind, slack in ((WAIT, by_wait), (LAUNCH, by_launch), (EARLY, by_early)):
+            less = (slack >= 0) & (slack < latency)
+            binding[less], latency[less] = kind, slack[less]
+        return cls(behind, by_launch, by_early, recorded, from_start, binding, latency)
 
 
 def _arrivals(graph: Graph) -> tuple[Ints, Ints, Ints]:
@@ -477,16 +575,15 @@ class Draft:
         base, size = self.base, self.base.is_call.size
         these, of = base.structure, base.weights
 
-        def column(name: str, have: NDArray[Any], missing: float = -1) -> NDArray[Any]:
-            more = [node.get(name, missing) for node in self.added]
-            return np.concatenate([have, np.asarray(more, dtype=have.dtype)])
-
         def longer(have: NDArray[Any], more: Sequence[float]) -> NDArray[Any]:
-            return np.concatenate([have, np.asarray(more, dtype=have.dtype)])
+            return np.concatenate([have, np.asarray(more, dtype=have.dtype)]) if more else have
+
+        def column(name: str, have: NDArray[Any], missing: float = -1) -> NDArray[Any]:
+            return longer(have, [node.get(name, missing) for node in self.added])
 
         structure = Structure(
-            lane=longer(these.lane, range(-1, -1 - len(self.added), -1)),  # each in a lane of its own
-            place=column("origin", these.place, 0),
+            along=longer(these.along, range(size, size + len(self.added))),
+            opens=longer(these.opens, [True] * len(self.added)),  # each in a lane of its own
             ahead=column("ahead", self.ahead),
             launcher=column("launcher", these.launcher),
             from_start=column("from_start", these.from_start, 0),
@@ -507,5 +604,5 @@ class Draft:
             wait_lag=longer(self.wait_lag, [wait[2] for wait in self._waits]),
             hold_lag=self.hold_lag,
         )
-        assert structure.lane.size == size + len(self.added)
+        assert structure.along.size == size + len(self.added)
         return Program(structure, weights, base.latency, base.events, column("is_call", base.is_call, 0))

@@ -1,6 +1,8 @@
-"""Every table that leaves this package: its columns, types, units and meaning, and how a frame is checked.
+"""What a table is, how a frame is checked, and the tables of a ``Trace``.
 
-The names here are a contract: the JSON document, the CSV files, the reference and the tests are made from them.
+Every table that leaves this package is declared where its question lives; ``questions.tables`` collects them.
+Names, types and meanings are a contract: the JSON document, the CSV files, the reference and the tests are made from
+them.
 Integers are ``Int64``, times are nanoseconds on the run's common axis, null means *unknown* and is never 0.
 The definitions behind the numbers are in ``docs/definitions.md``.
 """
@@ -90,18 +92,19 @@ class Table:
         )
 
 
-def _table(name: str, row: str, columns: Iterable[tuple[str, pl.DataType, str]]) -> Table:
+def declare(name: str, row: str, columns: Iterable[tuple[str, pl.DataType, str]]) -> Table:
+    """A table whose columns are given as (name, type, meaning)."""
     return Table(name, row, tuple(Column(*column) for column in columns))
 
 
-_RANK = ("rank", INT, "rank number in the run")
-_STEP = ("step", TEXT, "name of the step range; null for the whole capture")
+RANK_NUMBER = ("rank", INT, "rank number in the run")
+STEP_NAME = ("step", TEXT, "name of the step range; null for the whole capture")
 
-RANK = _table(
+RANK = declare(
     "rank",
     "one rank: one (process, device) that ran GPU work",
     [
-        _RANK,
+        RANK_NUMBER,
         ("rank_source", TEXT, "where the number comes from: marker, environment, file_name or inferred"),
         ("report", TEXT, "base name of the report"),
         ("host", TEXT, "stable alias of the host (host-1, ...)"),
@@ -123,161 +126,10 @@ RANK = _table(
     ],
 )
 
-OVERLAP = _table(
-    "overlap",
-    "one rank and window (a step, or the whole capture)",
-    [
-        _RANK,
-        ("pid", INT, "process id on its host"),
-        ("device", INT, "CUDA ordinal inside that process"),
-        _STEP,
-        ("step_index", INT, "0-based order of the step; null for the whole capture"),
-        ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest"),
-        ("window_ns", INT, "|W|"),
-        ("compute_ns", INT, "|P|, compute and spin kernels"),
-        ("spin_ns", INT, "|spin|, contained in compute_ns"),
-        ("communication_ns", INT, "|C|"),
-        ("hidden_communication_ns", INT, "|C & P|"),
-        ("exposed_communication_ns", INT, "|C - P|"),
-        ("hidden_transfer_ns", INT, "transfer part of C under P: what overlap really saved"),
-        ("hidden_wait_ns", INT, "wait for later ranks under P"),
-        ("exposed_transfer_ns", INT, "transfer part of C - P"),
-        ("exposed_wait_ns", INT, "wait part of C - P: load imbalance, not network"),
-        ("hidden_unsplit_ns", INT, "part of C & P without a valid match or with unusable clocks"),
-        ("exposed_unsplit_ns", INT, "part of C - P without a valid match or with unusable clocks"),
-        ("exposed_memory_ns", INT, "|M - P - C|, copies and memsets alone"),
-        ("p2p_copy_ns", INT, "|peer-to-peer copies|, contained in M"),
-        ("graph_ns", INT, "|G - P - C - M|, whole-graph spans of unknown content"),
-        ("idle_ns", INT, "|W - P - C - M - G|"),
-        (
-            "tail_communication_ns",
-            INT,
-            "communication after the last backward compute; null without backward",
-        ),
-        ("tail_wait_ns", INT, "wait inside the tail"),
-        ("tail_transfer_ns", INT, "transfer inside the tail"),
-        ("overlap_ratio", FLOAT, "hidden / communication; null when communication is 0"),
-        ("kernels", INT, "kernels launched in the step (by launch, not by time)"),
-        ("collectives", INT, "collective kernels launched in the step"),
-    ],
-)
-
-PHASE = _table(
-    "phase",
-    "one phase range of one step on one rank",
-    [
-        _RANK,
-        _STEP,
-        ("phase", TEXT, "forward, backward, optimizer, data or a name given by --phase-pattern"),
-        ("host_start_ns", INT, "start of the host range"),
-        ("host_end_ns", INT, "end of the host range"),
-        ("gpu_start_ns", INT, "first start of the GPU events launched in it; null if none"),
-        ("gpu_end_ns", INT, "last end of the GPU events launched in it; null if none"),
-        ("compute_ns", INT, "|compute and spin events launched in it|"),
-        ("communication_ns", INT, "|communication events launched in it|"),
-        ("exposed_communication_ns", INT, "the part of that under no compute of the device"),
-        ("kernels", INT, "kernels launched in it"),
-    ],
-)
-
-COLLECTIVE = _table(
-    "collective",
-    "one collective on one rank (one kernel; grouped operations share a kernel)",
-    [
-        ("collective_id", INT, "equal on all ranks of a matched collective; null where unmatched"),
-        _RANK,
-        ("kind", TEXT, "all_reduce, all_gather, reduce_scatter, broadcast, ..., or unknown"),
-        ("communicator", TEXT, "NCCL's communicator id in hex; null without payloads"),
-        ("sequence", INT, "number of the operation in its communicator since the capture began"),
-        ("group_size", INT, "ranks in the communicator; null if it cannot be known"),
-        ("bytes", INT, "message size by the rule of its kind; null without payloads"),
-        ("stream", INT, "CUDA stream inside the process"),
-        ("start_ns", INT, "start of the kernel"),
-        ("end_ns", INT, "end of the kernel"),
-        ("ready_ns", INT, "latest start over the ranks; null where unmatched or the clocks cannot tell"),
-        ("wait_ns", INT, "min(ready, end) - start"),
-        ("transfer_ns", INT, "end - min(ready, end)"),
-        ("hidden_ns", INT, "the part of the kernel under compute of its device"),
-        ("exposed_ns", INT, "the part under no compute"),
-        ("algbw_gbps", FLOAT, "bytes / shortest kernel over the ranks, decimal GB/s"),
-        ("busbw_gbps", FLOAT, "algbw x the nccl-tests factor of its kind"),
-        ("last_rank", INT, "the rank that arrived last"),
-        ("match", TEXT, "sequence, order, or unmatched:REASON"),
-        _STEP,
-        ("phase", TEXT, "phase in which it was launched; null if none or unknown"),
-        ("kernel", TEXT, "kernel name"),
-    ],
-)
-
-KERNEL_CLASS = _table(
-    "kernel_class",
-    "one kernel name on one rank",
-    [
-        _RANK,
-        ("name", TEXT, "kernel name"),
-        ("class", TEXT, "communication, spin or compute"),
-        ("rule", TEXT, "the rule that decided; 'unclassified' where none matched (taken as compute)"),
-        ("count", INT, "executions"),
-        ("total_ns", INT, "sum of the durations"),
-        ("median_ns", INT, "median duration, rounded down"),
-        (
-            "hidden_ns",
-            INT,
-            "sum over its executions of the time beside the other side: communication under compute, "
-            "compute beside communication",
-        ),
-    ],
-)
-
-MEMORY = _table(
-    "memory",
-    "one kind of copy or memset on one rank in one step (by launch)",
-    [
-        _RANK,
-        _STEP,
-        ("operation", TEXT, "memcpy HtoD, memcpy DtoH, memset, ..."),
-        ("count", INT, "operations"),
-        ("bytes", INT, "bytes moved or set"),
-        ("total_ns", INT, "|operations|"),
-        ("exposed_ns", INT, "the part under neither compute nor communication"),
-    ],
-)
-
-STRAGGLER = _table(
-    "straggler",
-    "one rank in one step: how often it was the last to arrive, and what that cost the others",
-    [
-        _RANK,
-        _STEP,
-        ("collectives", INT, "matched collectives of the step"),
-        ("collectives_last", INT, "of those, where this rank arrived last"),
-        ("arrival_skew_sum_ns", INT, "sum over those of (this rank's start - the earliest start)"),
-        ("arrival_skew_max_ns", INT, "largest of those"),
-        ("imposed_wait_ns", INT, "wait of all other ranks in the collectives where it was last"),
-        ("first_phase", TEXT, "first phase of the step in which it fell behind; null if no phases are known"),
-    ],
-)
-
-OUTSIDE_STEPS = _table(
-    "outside_steps",
-    "one class of GPU events on one rank outside every step window",
-    [
-        _RANK,
-        ("class", TEXT, "communication, spin, compute, memory or graph"),
-        ("count", INT, "events that lie at least partly outside every window"),
-        ("total_ns", INT, "|events of the class| outside every window"),
-    ],
-)
-
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (RANK, OVERLAP, PHASE, COLLECTIVE, KERNEL_CLASS, MEMORY, STRAGGLER, OUTSIDE_STEPS)
-}
-"""The tables of `nsysddp analyze`, in the order in which they are written."""
 
 # --- frames of a Trace -------------------------------------------------------------------------------------
 
-EVENTS = _table(
+EVENTS = declare(
     "events",
     "one GPU event, ordered by rank, start, end, stream, name, correlation",
     [
@@ -294,7 +146,7 @@ EVENTS = _table(
     ],
 )
 
-NAMES = _table(
+NAMES = declare(
     "names",
     "one distinct name of a GPU event (row number = EVENTS.name)",
     [
@@ -306,7 +158,7 @@ NAMES = _table(
     ],
 )
 
-LAUNCHES = _table(
+LAUNCHES = declare(
     "launches",
     "launch call of the event in the same row of EVENTS (null: no launch row)",
     [
@@ -316,7 +168,7 @@ LAUNCHES = _table(
     ],
 )
 
-RANGES = _table(
+RANGES = declare(
     "ranges",
     "one NVTX range that names a step, a phase, or a mark or bucket of ours, per process and thread",
     [
@@ -329,7 +181,7 @@ RANGES = _table(
     ],
 )
 
-OPERATIONS = _table(
+OPERATIONS = declare(
     "operations",
     "one NCCL call that its NVTX domain recorded, per process and thread",
     [
@@ -348,7 +200,7 @@ OPERATIONS = _table(
     ],
 )
 
-COLLECTIVES = _table(
+COLLECTIVES = declare(
     "collectives",
     "one communication event with the operation it carries and its counterpart on other ranks",
     [
@@ -368,7 +220,7 @@ COLLECTIVES = _table(
     ],
 )
 
-CALLS = _table(
+CALLS = declare(
     "calls",
     "one CUDA runtime or driver call",
     [
@@ -381,7 +233,7 @@ CALLS = _table(
     ],
 )
 
-RECORDS = _table(
+RECORDS = declare(
     "records",
     "one cudaEventRecord",
     [
@@ -394,7 +246,7 @@ RECORDS = _table(
     ],
 )
 
-SYNCS = _table(
+SYNCS = declare(
     "syncs",
     "one synchronisation row: a stream wait, or a call that blocks the host",
     [
@@ -410,7 +262,7 @@ SYNCS = _table(
     ],
 )
 
-PROCESSES = _table(
+PROCESSES = declare(
     "processes",
     "one profiled process",
     [
@@ -421,7 +273,7 @@ PROCESSES = _table(
     ],
 )
 
-SHAPES = _table(
+SHAPES = declare(
     "shapes",
     "launch shape of the event in the same row of EVENTS (null for copies and graphs)",
     [
@@ -430,7 +282,7 @@ SHAPES = _table(
     ],
 )
 
-METRICS = _table(
+METRICS = declare(
     "metrics",
     "one sampled GPU metric",
     [
@@ -443,14 +295,14 @@ METRICS = _table(
 
 # --- tables of single questions, which `nsysddp analyze` does not write --------------------------------------
 
-_STEP_INDEX = ("step_index", INT, "0-based order of the step; null for the whole capture")
-_WARM_UP = ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest")
+STEP_INDEX = ("step_index", INT, "0-based order of the step; null for the whole capture")
+IS_WARMUP = ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest")
 
-CONTENTION = _table(
+CONTENTION = declare(
     "contention",
     "one kernel (or one kind and size of collective) that ran beside the other side, on one rank and in one phase",
     [
-        _RANK,
+        RANK_NUMBER,
         ("side", TEXT, "compute: kernels beside communication; communication: transfers beside compute"),
         ("phase", TEXT, "phase in which it was launched; null if none"),
         ("name", TEXT, "kernel name; collective kind on the communication side"),
@@ -480,14 +332,14 @@ CONTENTION = _table(
     ],
 )
 
-CONTENTION_STEP = _table(
+CONTENTION_STEP = declare(
     "contention_step",
     "what overlap gained and cost in one window of one rank",
     [
-        _RANK,
-        _STEP,
-        _STEP_INDEX,
-        _WARM_UP,
+        RANK_NUMBER,
+        STEP_NAME,
+        STEP_INDEX,
+        IS_WARMUP,
         ("hidden_communication_ns", INT, "|C & P|"),
         ("hidden_transfer_ns", INT, "transfer part of it: what overlap saved"),
         (
@@ -505,11 +357,11 @@ CONTENTION_STEP = _table(
     ],
 )
 
-CONTENTION_METRIC = _table(
+CONTENTION_METRIC = declare(
     "contention_metric",
     "one sampled GPU metric on one rank in one situation",
     [
-        _RANK,
+        RANK_NUMBER,
         ("metric", TEXT, "name of the metric"),
         ("situation", TEXT, "compute_alone, both, communication_alone or neither"),
         ("samples", INT, "samples whose whole sampling interval (nine tenths of it) lies in the situation"),
@@ -533,13 +385,13 @@ IDLE_CAUSES = (
 )
 """Why a GPU was idle; see ``questions.idle``."""
 
-IDLE = _table(
+IDLE = declare(
     "idle",
     "one piece of an idle gap of one rank, with its cause; the pieces of all causes tile the idle time",
     [
-        _RANK,
-        _STEP,
-        _STEP_INDEX,
+        RANK_NUMBER,
+        STEP_NAME,
+        STEP_INDEX,
         ("gap", INT, "number of the gap on its rank, in order of time; a gap over a window's edge is two"),
         ("start_ns", INT, "start of the piece"),
         ("end_ns", INT, "end of the piece"),
@@ -579,14 +431,14 @@ IDLE = _table(
     ],
 )
 
-IDLE_STEP = _table(
+IDLE_STEP = declare(
     "idle_step",
     "one cause of idle time in one window of one rank",
     [
-        _RANK,
-        _STEP,
-        _STEP_INDEX,
-        _WARM_UP,
+        RANK_NUMBER,
+        STEP_NAME,
+        STEP_INDEX,
+        IS_WARMUP,
         ("cause", pl.Enum(list(IDLE_CAUSES)), "why"),
         ("idle_ns", INT, "sum of the pieces, which do not overlap"),
         ("pieces", INT, "number of pieces"),
@@ -595,24 +447,24 @@ IDLE_STEP = _table(
     ],
 )
 
-LAUNCH_QUEUE = _table(
+LAUNCH_QUEUE = declare(
     "launch_queue",
     "one change of the number of launched and not yet started events of one rank",
     [
-        _RANK,
+        RANK_NUMBER,
         ("time_ns", INT, "from this time"),
         ("depth", INT, "events launched and not yet started"),
     ],
 )
 
-LAUNCH_QUEUE_STEP = _table(
+LAUNCH_QUEUE_STEP = declare(
     "launch_queue_step",
     "launch-queue depth in one window of one rank",
     [
-        _RANK,
-        _STEP,
-        _STEP_INDEX,
-        _WARM_UP,
+        RANK_NUMBER,
+        STEP_NAME,
+        STEP_INDEX,
+        IS_WARMUP,
         ("mean_depth", FLOAT, "mean over time; null when the window is empty"),
         ("max_depth", INT, "largest depth"),
         ("empty_ns", INT, "time in which nothing was launched ahead"),
@@ -620,14 +472,14 @@ LAUNCH_QUEUE_STEP = _table(
     ],
 )
 
-BUCKET = _table(
+BUCKET = declare(
     "bucket",
     "one DDP bucket (or FSDP unit) of one step on one rank, in order of launch",
     [
-        _RANK,
-        _STEP,
-        _STEP_INDEX,
-        _WARM_UP,
+        RANK_NUMBER,
+        STEP_NAME,
+        STEP_INDEX,
+        IS_WARMUP,
         ("role", TEXT, "gradients (all-reduce), gather_forward, gather_backward or reduce_scatter"),
         (
             "bucket",
@@ -701,18 +553,3 @@ BUCKET = _table(
         ),
     ],
 )
-
-MORE_TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (
-        CONTENTION,
-        CONTENTION_STEP,
-        CONTENTION_METRIC,
-        IDLE,
-        IDLE_STEP,
-        LAUNCH_QUEUE,
-        LAUNCH_QUEUE_STEP,
-        BUCKET,
-    )
-}
-"""Tables of single questions: contention, idle time, buckets."""

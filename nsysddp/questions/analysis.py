@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.model import schema
 from nsysddp.model.result import Result
+from nsysddp.model.schema import RANK
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import collectives, kernels, own_time, phases
 from nsysddp.questions.findings import CODES, find
+from nsysddp.questions.overlap import OVERLAP
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
+    from nsysddp.model.schema import Table
     from nsysddp.questions.context import Context
 
 
@@ -27,13 +29,13 @@ class Analysis:
     """One registered question.
 
     Attributes:
-        table: the table it answers with.
+        table: what it answers with.
         question: what it answers, one line.
         needs: what the trace must hold for a full answer.
         run: from the context and the tables before it to the frame.
     """
 
-    table: str
+    table: Table
     question: str
     needs: str
     run: Callable[[Context, Mapping[str, pl.DataFrame]], pl.DataFrame]
@@ -41,43 +43,43 @@ class Analysis:
 
 ANALYSES: tuple[Analysis, ...] = (
     Analysis(
-        "rank",
+        RANK,
         "Who took part, on which GPU, and how are the clocks aligned?",
         "GPU events",
         lambda c, _: c.trace.ranks,
     ),
     Analysis(
-        "overlap",
+        OVERLAP,
         "How much communication is hidden, and what is exposed?",
         "GPU events; steps: NVTX and launches",
         lambda c, _: c.decomposition,
     ),
     Analysis(
-        "phase",
+        phases.PHASE,
         "What did forward, backward and optimizer launch, and when did it run?",
         "NVTX phase ranges and launches",
         lambda c, _: phases.phase_table(c.trace, c.attribution, c.windows),
     ),
     Analysis(
-        "collective",
+        collectives.COLLECTIVE,
         "How much of each collective is wait, how much transfer, at which bandwidth?",
         "several ranks; payloads for sizes",
         lambda c, _: collectives.collective_table(c.trace, c.timed, c.attribution, c.windows, c.selection),
     ),
     Analysis(
-        "kernel_class",
+        kernels.KERNEL_CLASS,
         "Which kernels ran, and as what do they count?",
         "GPU events",
         lambda c, _: kernels.kernel_class_table(c.trace, c.keep),
     ),
     Analysis(
-        "memory",
+        kernels.MEMORY,
         "Which copies and memsets ran, and how much of them alone?",
         "GPU events",
         lambda c, _: kernels.memory_table(c.trace, c.attribution, c.keep),
     ),
     Analysis(
-        "straggler",
+        collectives.STRAGGLER,
         "Which rank arrived last, and what did that cost the others?",
         "matched collectives",
         lambda c, tables: collectives.straggler_table(
@@ -85,7 +87,7 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
-        "outside_steps",
+        kernels.OUTSIDE_STEPS,
         "Which GPU work lies outside every step?",
         "NVTX step ranges and launches",
         lambda c, _: kernels.outside_table(c.trace, c.every_window),
@@ -98,7 +100,7 @@ def answer(context: Context) -> Result:
     """As ``analyze``, for a context that the caller needs for more."""
     tables: dict[str, pl.DataFrame] = {}
     for analysis in ANALYSES:
-        tables[analysis.table] = analysis.run(context, tables)
+        tables[analysis.table.name] = analysis.run(context, tables)
     warnings = [*context.trace.warnings, *context.windows.warnings]
     graphs = tables["overlap"]["hidden_communication_ns"].null_count()
     if graphs:
@@ -125,7 +127,7 @@ QUESTION = Question(
     name="analysis",
     ask="How much communication is hidden, and what is exposed?",
     more="Per rank and step: hidden and exposed communication, wait and transfer, phases, collectives, stragglers.",
-    tables=tuple(schema.TABLES.values()),
+    tables=tuple(analysis.table for analysis in ANALYSES),
     run=lambda context, _: context.analysis,
     shown="overlap",
     examples=("report.sqlite", "report.sqlite --table collective --format csv"),

@@ -23,7 +23,7 @@ def analyze(trace: Trace, selection: Selection | None = None) -> Result:
         selection: which windows; every step by default.
 
     Returns:
-        All tables of ``schema.TABLES``, findings, assumptions and warnings.
+        All tables of ``questions.analysis``, findings, assumptions and warnings.
     """
     return answer(context_of(trace, selection))
 

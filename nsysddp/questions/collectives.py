@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from nsysddp.join.arrivals import ROOTED
-from nsysddp.model import schema
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.schema import FLOAT, INT, RANK_NUMBER, STEP_NAME, TEXT, declare
 from nsysddp.model.units import gbps
 
 if TYPE_CHECKING:
@@ -30,6 +30,50 @@ _COMPUTE_SHARE, _COMMUNICATION_SHARE = 0.5, 0.25
 """From these shares of its rank's computing and communication on, a stream is one that computes and communicates."""
 
 UNUSABLE_CLOCKS = "unmatched:the clocks of the reports differ too much"
+
+COLLECTIVE = declare(
+    "collective",
+    "one collective on one rank (one kernel; grouped operations share a kernel)",
+    [
+        ("collective_id", INT, "equal on all ranks of a matched collective; null where unmatched"),
+        RANK_NUMBER,
+        ("kind", TEXT, "all_reduce, all_gather, reduce_scatter, broadcast, ..., or unknown"),
+        ("communicator", TEXT, "NCCL's communicator id in hex; null without payloads"),
+        ("sequence", INT, "number of the operation in its communicator since the capture began"),
+        ("group_size", INT, "ranks in the communicator; null if it cannot be known"),
+        ("bytes", INT, "message size by the rule of its kind; null without payloads"),
+        ("stream", INT, "CUDA stream inside the process"),
+        ("start_ns", INT, "start of the kernel"),
+        ("end_ns", INT, "end of the kernel"),
+        ("ready_ns", INT, "latest start over the ranks; null where unmatched or the clocks cannot tell"),
+        ("wait_ns", INT, "min(ready, end) - start"),
+        ("transfer_ns", INT, "end - min(ready, end)"),
+        ("hidden_ns", INT, "the part of the kernel under compute of its device"),
+        ("exposed_ns", INT, "the part under no compute"),
+        ("algbw_gbps", FLOAT, "bytes / shortest kernel over the ranks, decimal GB/s"),
+        ("busbw_gbps", FLOAT, "algbw x the nccl-tests factor of its kind"),
+        ("last_rank", INT, "the rank that arrived last"),
+        ("match", TEXT, "sequence, order, or unmatched:REASON"),
+        STEP_NAME,
+        ("phase", TEXT, "phase in which it was launched; null if none or unknown"),
+        ("kernel", TEXT, "kernel name"),
+    ],
+)
+
+STRAGGLER = declare(
+    "straggler",
+    "one rank in one step: how often it was the last to arrive, and what that cost the others",
+    [
+        RANK_NUMBER,
+        STEP_NAME,
+        ("collectives", INT, "matched collectives of the step"),
+        ("collectives_last", INT, "of those, where this rank arrived last"),
+        ("arrival_skew_sum_ns", INT, "sum over those of (this rank's start - the earliest start)"),
+        ("arrival_skew_max_ns", INT, "largest of those"),
+        ("imposed_wait_ns", INT, "wait of all other ranks in the collectives where it was last"),
+        ("first_phase", TEXT, "first phase of the step in which it fell behind; null if no phases are known"),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -230,7 +274,7 @@ def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:
 def collective_table(
     trace: Trace, frame: pl.DataFrame, attribution: Attribution, chosen: Windows, selection: Selection
 ) -> pl.DataFrame:
-    """One row per collective and rank (``schema.COLLECTIVE``), of the steps or the time asked for (by launch).
+    """One row per collective and rank (``COLLECTIVE``), of the steps or the time asked for (by launch).
 
     Beside a whole CUDA graph, which may compute, hidden and exposed are null.
     """
@@ -250,7 +294,7 @@ def collective_table(
     rate_of = {row: bandwidth(*row) for row in set(asked)}
     rates = [rate_of[row] for row in asked]
     names = trace.names["text"].gather(part["name"].to_numpy())
-    return schema.COLLECTIVE.check(
+    return COLLECTIVE.check(
         part.with_columns(
             (pl.col("transfer_start_ns") - pl.col("start_ns")).alias("wait_ns"),
             (pl.col("end_ns") - pl.col("transfer_start_ns")).alias("transfer_ns"),
@@ -293,13 +337,13 @@ def straggler_table(collective: pl.DataFrame, fell_behind: pl.DataFrame) -> pl.D
     none came last.
 
     Args:
-        collective: ``schema.COLLECTIVE``.
+        collective: ``COLLECTIVE``.
         fell_behind: the first phase of each rank and step in which it took longer than the others
             (``own_time.phases_behind``).
     """
     known = collective.filter(pl.col("ready_ns").is_not_null() & pl.col("collective_id").is_not_null())
     if not known.height:
-        return schema.STRAGGLER.empty()
+        return STRAGGLER.empty()
     per = known.group_by("collective_id").agg(
         pl.col("start_ns").min().alias("earliest"),
         pl.len().alias("ranks"),
@@ -327,4 +371,4 @@ def straggler_table(collective: pl.DataFrame, fell_behind: pl.DataFrame) -> pl.D
         # Where nothing took longer on it: the phase of the first collective at which it came last.
         first_phase=pl.when(pl.col("collectives_last") > 0).then(pl.coalesce("phase", "came_last"))
     )
-    return schema.STRAGGLER.check(made.sort("at", "rank").sort("rank", maintain_order=True))
+    return STRAGGLER.check(made.sort("at", "rank").sort("rank", maintain_order=True))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -295,36 +295,26 @@ def _answer(
     graph = build(trace) if graph is None else graph
     launched = attribute(trace) if attribution is None else attribution
     walks = _windows(trace, launched, per, chosen, across=across)
-    pieces, steps = _paths(graph, launched, walks, across=across)
+    found = _paths(graph, launched, walks, across=across)
     grade = _grade(trace)
-    steps = steps.with_columns(grade=pl.lit(grade))
-    key = ["step", "step_index", "path_rank"]
+    steps = found.steps.with_columns(grade=pl.lit(grade))
     kinds = (
-        pieces.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
-        .group_by([*key, "kind"])
-        .agg(pl.col("duration_ns").sum(), pieces=pl.len().cast(pl.Int64))
-        .join(steps.select(*key, "path_ns"), on=key, how="left", nulls_equal=True)
+        found.kinds.join(steps.select(*_KEY, "path_ns"), on=_KEY, how="left", nulls_equal=True)
         .with_columns(path_ratio=pl.col("duration_ns") / pl.col("path_ns"))
         .sort("step_index", "path_rank", "kind")
     )
-    cause = ["kind", "rank", "phase", "name", "waits_for"]
-    causes = (
-        pieces.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
-        .group_by([*key, *cause])
-        .agg(pl.col("duration_ns").sum(), pieces=pl.len().cast(pl.Int64))
-        .sort(
-            "step_index",
-            "path_rank",
-            "duration_ns",
-            *cause,
-            descending=[False, False, True, *[False] * len(cause)],
-        )
+    causes = found.causes.sort(
+        "step_index",
+        "path_rank",
+        "duration_ns",
+        *_CAUSE,
+        descending=[False, False, True, *[False] * len(_CAUSE)],
     )
     evidence = PATH_EVIDENCE.frame(
         [{"name": name, "count": graph.counts[name], "meaning": text} for name, text in EVIDENCE.items()]
     )
     tables = {
-        "critical_path": pieces,
+        "critical_path": found.pieces,
         "critical_path_step": PATH_STEP.check(steps),
         "critical_path_kind": PATH_KIND.check(kinds),
         "critical_path_cause": PATH_CAUSE.check(causes),
@@ -347,7 +337,7 @@ def communication_beside(paths: Result, overlap: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         paths: an answer of ``critical_path``.
-        overlap: ``schema.OVERLAP`` of the same trace and windows.
+        overlap: ``overlap.OVERLAP`` of the same trace and windows.
 
     Returns:
         ``PATH_COMMUNICATION``: one row per path and rank of its step.
@@ -488,27 +478,38 @@ _NODES_AT_A_TIME = 1 << 18
 """Nodes of paths that become pieces together: what is known of each takes ten times its memory."""
 
 
-def _paths(
-    graph: Graph, launched: Attribution, walks: _Walks, *, across: bool
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pieces and one summary row per path."""
+_KEY = ["step", "step_index", "path_rank"]
+_CAUSE = ["kind", "rank", "phase", "name", "waits_for"]
+
+
+class _Found(NamedTuple):
+    """Of some paths the pieces, and per path: sums, what it consists of by kind and by cause."""
+
+    pieces: pl.DataFrame
+    steps: pl.DataFrame
+    kinds: pl.DataFrame
+    causes: pl.DataFrame
+
+
+def _paths(graph: Graph, launched: Attribution, walks: _Walks, *, across: bool) -> _Found:
+    """Everything about the paths; what it consists of is not yet in order."""
     nodes, path = _walk(graph, walks, across=across)
     ends = np.append(np.flatnonzero(path[1:] != path[:-1]) + 1, path.size)
     # Where the first path ends that reaches the next multiple: paths stay whole.
     wanted = np.arange(_NODES_AT_A_TIME, path.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
-    pieces, summed = [], []
-    for first, last in pairwise([0, *(cuts or [0])]):
-        made, sums = _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
-        pieces.append(made)
-        summed.append(sums)
-    return pl.concat(pieces), _summarise(pl.concat(summed), walks, launched.steps)
+    parts = [
+        _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
+        for first, last in pairwise([0, *(cuts or [0])])
+    ]
+    together = _Found(*(pl.concat(frames) for frames in zip(*parts, strict=True)))
+    return together._replace(steps=_summarise(together.steps, walks, launched.steps))
 
 
 def _pieces(
     graph: Graph, launched: Attribution, walks: _Walks, nodes: Rows, path: Ints, *, across: bool
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """``PATH`` of some whole paths, and their sums (see ``_sums``)."""
+) -> _Found:
+    """``PATH`` of some whole paths, their sums (see ``_sums``), and what they consist of."""
     begin, edge = graph.at(nodes, across=across)
     is_event = nodes < graph.events
     stop, top = walks.start[path], walks.end[path]
@@ -550,7 +551,12 @@ def _pieces(
     pieces = pieces.with_columns(
         path_rank=walks.rank[path[node_at]], step_index=walks.step[path[node_at]]
     ).with_columns(_named_step(launched.steps))
-    return PATH.check(pieces), _sums(facts, pieces)
+    lasting = pieces.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+    kinds, causes = (
+        lasting.group_by([*_KEY, *by]).agg(pl.col("duration_ns").sum(), pieces=pl.len().cast(pl.Int64))
+        for by in (["kind"], _CAUSE)
+    )
+    return _Found(PATH.check(pieces), _sums(facts, pieces), kinds, causes)
 
 
 def _assert_tiling(walks: _Walks, paths: Ints, path: Ints, start: Ints, end: Ints) -> None:

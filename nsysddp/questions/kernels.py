@@ -9,8 +9,8 @@ import polars as pl
 
 from nsysddp.model import schema
 from nsysddp.model.intervals import Intervals, grouped_union
-from nsysddp.questions.overlap import joined, or_null
-from nsysddp.questions.phases import _summed
+from nsysddp.model.schema import INT, RANK_NUMBER, STEP_NAME, TEXT, declare
+from nsysddp.questions.overlap import joined, or_null, summed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +18,51 @@ if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
     from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.window import Windows
+
+KERNEL_CLASS = declare(
+    "kernel_class",
+    "one kernel name on one rank",
+    [
+        RANK_NUMBER,
+        ("name", TEXT, "kernel name"),
+        ("class", TEXT, "communication, spin or compute"),
+        ("rule", TEXT, "the rule that decided; 'unclassified' where none matched (taken as compute)"),
+        ("count", INT, "executions"),
+        ("total_ns", INT, "sum of the durations"),
+        ("median_ns", INT, "median duration, rounded down"),
+        (
+            "hidden_ns",
+            INT,
+            "sum over its executions of the time beside the other side: communication under compute, "
+            "compute beside communication",
+        ),
+    ],
+)
+
+MEMORY = declare(
+    "memory",
+    "one kind of copy or memset on one rank in one step (by launch)",
+    [
+        RANK_NUMBER,
+        STEP_NAME,
+        ("operation", TEXT, "memcpy HtoD, memcpy DtoH, memset, ..."),
+        ("count", INT, "operations"),
+        ("bytes", INT, "bytes moved or set"),
+        ("total_ns", INT, "|operations|"),
+        ("exposed_ns", INT, "the part under neither compute nor communication"),
+    ],
+)
+
+OUTSIDE_STEPS = declare(
+    "outside_steps",
+    "one class of GPU events on one rank outside every step window",
+    [
+        RANK_NUMBER,
+        ("class", TEXT, "communication, spin, compute, memory or graph"),
+        ("count", INT, "events that lie at least partly outside every window"),
+        ("total_ns", INT, "|events of the class| outside every window"),
+    ],
+)
 
 
 def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
@@ -66,7 +111,7 @@ def kernel_class_table(trace: Trace, keep: NDArray[np.bool_]) -> pl.DataFrame:
             "hidden_ns": or_null(columns["hidden_ns"], columns["unsure"]),
         }
     )
-    return schema.KERNEL_CLASS.check(table.sort("rank", "total_ns", "name", descending=[False, True, False]))
+    return KERNEL_CLASS.check(table.sort("rank", "total_ns", "name", descending=[False, True, False]))
 
 
 def medians(group: NDArray[Any], values: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -110,13 +155,13 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
             "event": first + rows[example],
             "count": np.bincount(group),
             "bytes": size,
-            "total_ns": _summed(pieces, example.size),
-            "exposed_ns": _summed(pieces, example.size, minus=working),
+            "total_ns": summed(pieces, example.size),
+            "exposed_ns": summed(pieces, example.size, minus=working),
         }
 
     columns = joined(trace.each_rank(of_rank))
     if not columns:
-        return schema.MEMORY.empty()
+        return MEMORY.empty()
     event = columns["event"]
     table = pl.DataFrame(
         {
@@ -126,13 +171,13 @@ def memory_table(trace: Trace, attribution: Attribution, keep: NDArray[np.bool_]
             "operation": trace.names["text"][trace.events["name"][event].to_numpy()],
         }
     )
-    return schema.MEMORY.check(table.sort("rank", "step_index", "operation"))
+    return MEMORY.check(table.sort("rank", "step_index", "operation"))
 
 
 def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
     """Which GPU work lies outside every step window (a barrier after the last step, say)?"""
     if all_windows.per != "step":
-        return schema.OUTSIDE_STEPS.empty()
+        return OUTSIDE_STEPS.empty()
 
     def of_rank(rank: int) -> list[dict[str, Any]]:
         mine = [window for window in all_windows.windows if window.rank == rank]
@@ -154,4 +199,4 @@ def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
             if count
         ]
 
-    return schema.OUTSIDE_STEPS.frame([row for rows in trace.each_rank(of_rank) for row in rows])
+    return OUTSIDE_STEPS.frame([row for rows in trace.each_rank(of_rank) for row in rows])

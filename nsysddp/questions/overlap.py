@@ -20,6 +20,7 @@ import polars as pl
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.schema import FLAG, FLOAT, INT, RANK_NUMBER, STEP_NAME, declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,6 +48,45 @@ _NEVER = np.iinfo(np.int64).min
 """Before everything: the end of no events."""
 
 _SPLIT_COLUMNS = ("hidden_transfer_ns", "hidden_wait_ns", "exposed_transfer_ns", "exposed_wait_ns")
+
+OVERLAP = declare(
+    "overlap",
+    "one rank and window (a step, or the whole capture)",
+    [
+        RANK_NUMBER,
+        ("pid", INT, "process id on its host"),
+        ("device", INT, "CUDA ordinal inside that process"),
+        STEP_NAME,
+        ("step_index", INT, "0-based order of the step; null for the whole capture"),
+        ("is_warmup", FLAG, "a leading step longer than 1.5 x the median of the rest"),
+        ("window_ns", INT, "|W|"),
+        ("compute_ns", INT, "|P|, compute and spin kernels"),
+        ("spin_ns", INT, "|spin|, contained in compute_ns"),
+        ("communication_ns", INT, "|C|"),
+        ("hidden_communication_ns", INT, "|C & P|"),
+        ("exposed_communication_ns", INT, "|C - P|"),
+        ("hidden_transfer_ns", INT, "transfer part of C under P: what overlap really saved"),
+        ("hidden_wait_ns", INT, "wait for later ranks under P"),
+        ("exposed_transfer_ns", INT, "transfer part of C - P"),
+        ("exposed_wait_ns", INT, "wait part of C - P: load imbalance, not network"),
+        ("hidden_unsplit_ns", INT, "part of C & P without a valid match or with unusable clocks"),
+        ("exposed_unsplit_ns", INT, "part of C - P without a valid match or with unusable clocks"),
+        ("exposed_memory_ns", INT, "|M - P - C|, copies and memsets alone"),
+        ("p2p_copy_ns", INT, "|peer-to-peer copies|, contained in M"),
+        ("graph_ns", INT, "|G - P - C - M|, whole-graph spans of unknown content"),
+        ("idle_ns", INT, "|W - P - C - M - G|"),
+        (
+            "tail_communication_ns",
+            INT,
+            "communication after the last backward compute; null without backward",
+        ),
+        ("tail_wait_ns", INT, "wait inside the tail"),
+        ("tail_transfer_ns", INT, "transfer inside the tail"),
+        ("overlap_ratio", FLOAT, "hidden / communication; null when communication is 0"),
+        ("kernels", INT, "kernels launched in the step (by launch, not by time)"),
+        ("collectives", INT, "collective kernels launched in the step"),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,7 @@ def _peer_copies(trace: Trace, rank: int) -> Intervals:
 def overlap_table(
     trace: Trace, attribution: Attribution, chosen: Windows, splits: Mapping[int, Split]
 ) -> pl.DataFrame:
-    """The decomposition of every window (``schema.OVERLAP``).
+    """The decomposition of every window (``OVERLAP``).
 
     Where a window holds whole-graph spans, hidden, exposed and overlap columns are null.
 
@@ -143,7 +183,7 @@ def overlap_table(
             rows.append(row)
         return rows
 
-    return schema.OVERLAP.frame([row for rows in trace.each_rank(of_rank) for row in rows])
+    return OVERLAP.frame([row for rows in trace.each_rank(of_rank) for row in rows])
 
 
 def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]:
@@ -364,3 +404,18 @@ def joined(parts: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any
     """Columns of several ranks one below the other; ranks without columns have no rows."""
     filled = [part for part in parts if part]
     return {name: np.concatenate([part[name] for part in filled]) for name in (filled[0] if filled else ())}
+
+
+def summed(
+    pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    groups: int,
+    minus: Intervals | None = None,
+) -> NDArray[np.int64]:
+    """``|pieces - minus|`` of group 0, 1, ...; pieces as ``grouped_union`` gives them."""
+    group, start, end = pieces
+    length = end - start
+    if minus is not None:
+        length = length - minus.length_within(start, end)
+    total = np.zeros(groups, dtype=np.int64)
+    np.add.at(total, group, length)
+    return total

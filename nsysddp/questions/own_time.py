@@ -18,6 +18,7 @@ clocks nor the time at which a rank got what it needed take part.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.intervals import Intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -64,17 +65,70 @@ def longer_than_others(
         spinning: per rank when kernels of its collectives waited for other ranks.
 
     Returns:
-        One row per event and part, ordered by rank and time: ``rank``, ``event``, ``is_gap``, ``start_ns``,
-        ``end_ns``, ``own_ns`` and ``longer_ns``, which is null for a rank without peers.
+        One row per event and part, ordered by rank and time: ``rank``, ``event``, ``end_ns`` of the part and
+        ``longer_ns``, which is null for a rank without peers.
     """
-    lines = [_line(trace, attribution, rank, waiting[rank], spinning[rank]) for rank in trace.rank_numbers]
-    table = _with_same(pl.concat(lines))
-    same, peers = table["same"].to_numpy(), table["peers"].to_numpy()
+    lines = [_line(trace, rank, waiting[rank], spinning[rank]) for rank in trace.rank_numbers]
+    programs = _programs(trace, lines)
+    steps = np.concatenate([attribution.step[line["event"].to_numpy()] for line in lines])
+    counts = np.bincount(steps + 1, minlength=1)
+    parts: list[list[pl.DataFrame]] = [[] for _ in lines]
+    for low, high in _together(counts):
+        some = [line.filter(_in_steps(attribution, line, low - 1, high - 1)) for line in lines]
+        for kept, longer in zip(parts, _longer(trace, attribution, some, programs), strict=True):
+            kept.append(longer)
+    return pl.concat(
+        pl.concat(of_rank).sort("end_ns", "start_ns", "event", maintain_order=True).drop("start_ns")
+        for of_rank in parts
+    )
+
+
+_EVENTS_AT_A_TIME = 500_000
+"""Events of whole steps that are compared together: their keys take ten times their memory."""
+
+
+def _together(counts: Ints) -> Iterator[tuple[int, int]]:
+    """Ranges of places whose counts come to about as many events as are compared at a time."""
+    first = total = 0
+    for place, count in enumerate(counts.tolist(), start=1):
+        total += count
+        if total >= _EVENTS_AT_A_TIME or place == counts.size:
+            yield first, place
+            first, total = place, 0
+
+
+def _in_steps(attribution: Attribution, line: pl.DataFrame, first: int, last: int) -> pl.Series:
+    """Which events of a line were launched in these steps (-1: in none)?"""
+    step = attribution.step[line["event"].to_numpy()]
+    return pl.Series((step >= first) & (step < last))
+
+
+def _longer(
+    trace: Trace, attribution: Attribution, lines: Sequence[pl.DataFrame], programs: pl.DataFrame
+) -> list[pl.DataFrame]:
+    """Both parts of the events of some steps, rank by rank: ``rank``, ``event``, start, end and ``longer_ns``."""
+    table = pl.concat(lines)
+    event = table["event"].to_numpy()
+    start, end = (trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
+    ahead = table["ahead"].to_numpy()
+    run_start = np.clip(ahead, start, end)
+    keyed = _with_same(
+        table.select(
+            "rank",
+            "event",
+            step=attribution.step[event].astype(np.int64),
+            name=trace.events["name"].to_numpy()[event].astype(np.int64),
+        ),
+        programs,
+    )
+    same, peers = keyed["same"].to_numpy(), keyed["peers"].to_numpy()
     spun = table["spun"].to_numpy()
     slowed = np.bincount(same, spun)[same] - spun > spun if same.size else same > 0
     parts = []
-    for is_gap, of in ((True, "gap"), (False, "run")):
-        own = table[of].to_numpy()
+    for is_gap, own, begin, finish in (
+        (True, table["gap"].to_numpy(), np.minimum(ahead, start), start),
+        (False, end - run_start, run_start, end),
+    ):
         longer = own - median_of_others(same, own, peers)
         if not is_gap:
             longer = np.where((longer < 0) & slowed, 0.0, longer)
@@ -82,14 +136,13 @@ def longer_than_others(
             table.select(
                 "rank",
                 "event",
-                pl.lit(is_gap).alias("is_gap"),
-                pl.col(f"{of}_start").alias("start_ns"),
-                pl.col(f"{of}_end").alias("end_ns"),
-                pl.col(of).alias("own_ns"),
-                pl.Series("longer_ns", longer).fill_nan(None).round().cast(pl.Int64),
+                start_ns=begin,
+                end_ns=finish,
+                longer_ns=pl.Series(longer).fill_nan(None).round().cast(pl.Int64),
             )
         )
-    return pl.concat(parts).sort("rank", "end_ns", "start_ns", "event", maintain_order=True)
+    firsts = np.cumsum([0, *(line.height for line in lines)]).tolist()
+    return [pl.concat(part[a:b] for part in parts) for a, b in pairwise(firsts)]
 
 
 def own_lateness(
@@ -125,11 +178,16 @@ def own_lateness(
     return made
 
 
-def _with_same(lines: pl.DataFrame) -> pl.DataFrame:
-    """The own lines with what is the same part on several ranks: ``same``, and how many ``peers`` there are."""
-    lines = lines.join(_programs(lines), on="rank", how="left", maintain_order="left")
+def _with_same(lines: pl.DataFrame, programs: pl.DataFrame) -> pl.DataFrame:
+    """Own lines with what is the same part on several ranks: ``same``, and how many ``peers`` there are.
+
+    Args:
+        lines: ``rank``, ``event``, ``step`` and ``name`` of whole steps.
+        programs: ``rank``, ``program``, and its ``size``.
+    """
+    size = programs.select("program", "size").unique()
+    lines = lines.join(programs, on="rank", how="left", maintain_order="left")
     counts = lines.group_by("program", "step", "name", "rank").len()
-    size = lines.group_by("program").agg(size=pl.col("rank").n_unique())
     alike = (
         counts.group_by("program", "step", "name")
         .agg(is_alike=pl.col("len").n_unique() == 1, ranks=pl.len())
@@ -153,14 +211,19 @@ def _with_same(lines: pl.DataFrame) -> pl.DataFrame:
         .with_columns(place=pl.col("event").cum_count().over("rank", "step", "name"))
         .with_columns(
             same=pl.struct("program", "step", "name", "place").rank("dense").cast(pl.Int64) - 1,
-            peers=pl.col("rank").n_unique().over("program").cast(pl.Int64) - 1,
+            peers=pl.col("size") - 1,
         )
     )
 
 
-def _programs(lines: pl.DataFrame) -> pl.DataFrame:
-    """Which ranks run the same program: a number for each rank."""
-    counts = lines.group_by("rank", "name").len().pivot(on="rank", index="name", values="len").fill_null(0)
+def _programs(trace: Trace, lines: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Which ranks run the same program: a number for each rank with a line, and how many ranks run it."""
+    names = trace.events["name"].to_numpy()
+    counts = pl.concat(
+        line.select("rank", name=names[line["event"].to_numpy()]).group_by("rank", "name").len()
+        for line in lines
+    )
+    counts = counts.pivot(on="rank", index="name", values="len").fill_null(0)
     ranks = [name for name in counts.columns if name != "name"]
     table = counts.select(ranks).to_numpy().astype(np.int64)
     program = np.full(len(ranks), -1, dtype=np.int64)
@@ -170,31 +233,23 @@ def _programs(lines: pl.DataFrame) -> pl.DataFrame:
             alike = np.minimum(table, own).sum(axis=0) >= _ALIKE * np.maximum(table, own).sum(axis=0)
             program[alike & (program < 0)] = leader
             program[leader] = leader
-    return pl.DataFrame({"rank": np.asarray(ranks, dtype=np.int64), "program": program})
+    return pl.DataFrame({"rank": np.asarray(ranks, dtype=np.int32), "program": program}).with_columns(
+        size=pl.len().over("program").cast(pl.Int64)
+    )
 
 
-def _line(
-    trace: Trace, attribution: Attribution, rank: int, waiting: Intervals, spinning: Intervals
-) -> pl.DataFrame:
-    """The own line of a rank."""
+def _line(trace: Trace, rank: int, waiting: Intervals, spinning: Intervals) -> pl.DataFrame:
+    """The own line of a rank: ``event``, how far it had got ``ahead`` of it, own time of the ``gap``, and ``spun``."""
     first, _ = trace.rows_of(rank)
-    events = trace.events_of(rank)
     rows, start, end, ahead = _ordered(trace, rank)
     gap_start = np.minimum(ahead, start)
-    run_start = np.clip(ahead, start, end)
     return pl.DataFrame(
         {
-            "rank": np.full(rows.size, rank, dtype=np.int64),
-            "event": first + rows,
-            "step": attribution.step[first + rows].astype(np.int64),
-            "name": events["name"].to_numpy()[rows].astype(np.int64),
-            "gap_start": gap_start,
-            "gap_end": start,
+            "rank": np.full(rows.size, rank, dtype=np.int32),
+            "event": (first + rows).astype(np.int32),
+            "ahead": ahead,
             "gap": start - gap_start - waiting.length_within(gap_start, start),
-            "run_start": run_start,
-            "run_end": end,
-            "run": end - run_start,
-            "spun": spinning.length_within(run_start, end),
+            "spun": spinning.length_within(np.clip(ahead, start, end), end),
         }
     )
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.model import schema
-from nsysddp.model.intervals import Intervals, grouped_union
-from nsysddp.questions.overlap import joined, or_null
+from nsysddp.model.intervals import grouped_union
+from nsysddp.model.schema import INT, RANK_NUMBER, STEP_NAME, TEXT, declare
+from nsysddp.questions.overlap import joined, or_null, summed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,11 +21,29 @@ if TYPE_CHECKING:
 _NEVER = np.iinfo(np.int64).min
 """Before everything: the end of no events."""
 
+PHASE = declare(
+    "phase",
+    "one phase range of one step on one rank",
+    [
+        RANK_NUMBER,
+        STEP_NAME,
+        ("phase", TEXT, "forward, backward, optimizer, data or a name given by --phase-pattern"),
+        ("host_start_ns", INT, "start of the host range"),
+        ("host_end_ns", INT, "end of the host range"),
+        ("gpu_start_ns", INT, "first start of the GPU events launched in it; null if none"),
+        ("gpu_end_ns", INT, "last end of the GPU events launched in it; null if none"),
+        ("compute_ns", INT, "|compute and spin events launched in it|"),
+        ("communication_ns", INT, "|communication events launched in it|"),
+        ("exposed_communication_ns", INT, "the part of that under no compute of the device"),
+        ("kernels", INT, "kernels launched in it"),
+    ],
+)
+
 
 def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.DataFrame:
-    """What each phase launched and when it ran on the GPU (``schema.PHASE``)."""
+    """What each phase launched and when it ran on the GPU (``PHASE``)."""
     if chosen.per != "step":
-        return schema.PHASE.empty()
+        return PHASE.empty()
     phases = attribution.phases
     process, step = phases["process"].to_numpy(), phases["step_index"].to_numpy()
 
@@ -64,9 +82,9 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
             "unsure": unsure[mine],
             "gpu_start_ns": gpu_start[mine],
             "gpu_end_ns": gpu_end[mine],
-            "compute_ns": _summed(computed, phases.height)[mine],
-            "communication_ns": _summed(communicated, phases.height)[mine],
-            "exposed_communication_ns": _summed(communicated, phases.height, minus=compute)[mine],
+            "compute_ns": summed(computed, phases.height)[mine],
+            "communication_ns": summed(communicated, phases.height)[mine],
+            "exposed_communication_ns": summed(communicated, phases.height, minus=compute)[mine],
             "kernels": kernels_of[mine],
         }
 
@@ -86,19 +104,4 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
             "host_end_ns": phases["end_ns"][row],
         }
     )
-    return schema.PHASE.check(table.sort("rank", "step_index", "host_start_ns", "row"))
-
-
-def _summed(
-    pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    groups: int,
-    minus: Intervals | None = None,
-) -> NDArray[np.int64]:
-    """``|pieces - minus|`` of group 0, 1, ...; pieces as ``grouped_union`` gives them."""
-    group, start, end = pieces
-    length = end - start
-    if minus is not None:
-        length = length - minus.length_within(start, end)
-    total = np.zeros(groups, dtype=np.int64)
-    np.add.at(total, group, length)
-    return total
+    return PHASE.check(table.sort("rank", "step_index", "host_start_ns", "row"))

@@ -21,7 +21,8 @@ import nsysddp
 from nsysddp.model.errors import EvidenceError
 from nsysddp.questions.compare.run import Run
 from nsysddp.store import models
-from nsysddp.store.database import exclusive, printable_name, transaction
+from nsysddp.store.connection import exclusive, transaction
+from nsysddp.store.database import printable_name
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def set_baseline(
         runs: the repeats, at least one.
         reading: how they were read, as plain JSON values.
         reports: SHA-256 of the reports that they were read from.
-        url: database (``database.resolve_url``); made if it is not there.
+        url: database (``connection.resolve_url``); made if it is not there.
 
     Returns:
         Whether there was a baseline of this name.

@@ -102,9 +102,11 @@ def scenarios(job: Job, caps: tuple[float, ...], factors: tuple[float, ...]) -> 
     }
     for factor in factors:
         made[f"faster_{factor:g}"] = replace(job, communication=job.communication / factor)
+    alike: dict[str, Job] = {}  # caps of one layout are one job, simulated once
     for cap in caps:
         other = _without(job, "small_buckets", "one_bucket")
-        made[f"cap_{cap:g}"] = replace(other, cap=round(cap * (1 << 20)), small_first=False)
+        capped = replace(other, cap=round(cap * (1 << 20)), small_first=False)
+        made[f"cap_{cap:g}"] = alike.setdefault(str(_layout(capped)), capped)
     largest = max(sum(job.parameters[n] for n in one) for one in _layout(job))
     made["order_reverse"] = replace(
         _without(job, "small_buckets", "one_bucket"), reverse=True, cap=largest, small_first=False

@@ -125,7 +125,7 @@ def shown(value: float, metric: str) -> str:
 
 def metric_names() -> list[tuple[str, str]]:
     """Every metric that can be claimed about, and what it is."""
-    from nsysddp.model.schema import OVERLAP
+    from nsysddp.questions.overlap import OVERLAP
 
     described = {column.name: column.meaning for column in OVERLAP.columns}
     named = [(metric.name, metric.meaning) for metric in (*JOB_METRICS, *RANK_METRICS)]

@@ -27,7 +27,6 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions import critical_path
-from nsysddp.questions.contention import slowdowns
 from nsysddp.questions.diagnosis.causes import CAUSES
 from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
 from nsysddp.questions.diagnosis.facts import Facts
@@ -39,7 +38,7 @@ from nsysddp.questions.question import Question
 if TYPE_CHECKING:
     from nsysddp.questions import Context
 
-__all__ = ["COMPUTATION", "DIAGNOSIS", "QUESTION", "TABLES", "UNRESOLVED", "diagnose", "slowdowns"]
+__all__ = ["COMPUTATION", "DIAGNOSIS", "QUESTION", "TABLES", "UNRESOLVED", "diagnose"]
 
 DIAGNOSIS = Table(
     "diagnosis",

@@ -12,7 +12,7 @@ from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.collectives import on_compute_streams
-from nsysddp.questions.contention import slowdowns
+from nsysddp.questions.diagnosis.competing import lost_to_computation, transfers_beside
 from nsysddp.questions.diagnosis.device import uneven_kernels
 from nsysddp.questions.diagnosis.lateness import OwnTime
 from nsysddp.questions.diagnosis.merging import Merging
@@ -47,6 +47,7 @@ class Facts:
         own: what ranks take for the same work.
         merging: would larger buckets help?
         slowing: by how much kernels are slower beside communication.
+        transfers: of ``competing.transfers_beside``.
         slower_transfer: per rank: share of the time of transfers beside computation that was lost to it.
         compute_streams: (rank, context, stream) of the queues that do most of the computing.
         compiled: ranks with kernels of a compiled backward.
@@ -61,6 +62,7 @@ class Facts:
     own: OwnTime
     merging: Merging
     slowing: Slowing
+    transfers: pl.DataFrame
     slower_transfer: dict[int, float]
     compute_streams: set[tuple[int, int, int]]
     compiled: list[int]
@@ -80,7 +82,7 @@ class Facts:
         """Ask the other analyses."""
         trace = context.trace
         found = None if trace.shapes is None else context.contention
-        _, slower_transfer = slowdowns(found)
+        transfers = transfers_beside(context)
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
@@ -88,7 +90,8 @@ class Facts:
             own=OwnTime.of(context),
             merging=Merging.of(context),
             slowing=Slowing.of(context),
-            slower_transfer=slower_transfer,
+            transfers=transfers,
+            slower_transfer=lost_to_computation(transfers),
             compute_streams=set(
                 on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
             ),

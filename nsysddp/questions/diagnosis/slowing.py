@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, executions, slowdowns
+from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, slowdowns
+from nsysddp.questions.contention.executions import executions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,9 @@ LEAST_SPREAD = 0.1
 LEAST_MEASURED = 0.1
 """Share of the time beside communication that kernels which can be compared must have."""
 
-_STANDARD_ERRORS = 3.0
+STANDARD_ERRORS = 3.0
+"""By so many a share that is lost is told from nothing."""
+
 _MOST = 0.95
 
 
@@ -60,7 +63,7 @@ class Slowing:
             return cls({}, {}, is_judged=False)
         steps = context.contention["contention_step"].filter(pl.col("hidden_communication_ns") > 0)
         known = steps.filter(pl.col("contention_ns").is_not_null())
-        slower, _ = slowdowns(context.contention)
+        slower = slowdowns(context.contention)
         keys = known.select("rank", pl.col("step_index").fill_null(-1)).iter_rows()
         by_step = {key: slower.get(key, 0.0) for key in keys}
         unknown = known.height < steps.height
@@ -101,7 +104,12 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    kernels = kernels.with_columns(same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"))
+    kernels = kernels.select(
+        "rank",
+        "duration_ns",
+        "beside_ns",
+        same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"),
+    )
     beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
     known = beside.join(compared(kernels), on="same", how="left").sort("rank", "same")
     made = {}
@@ -113,7 +121,7 @@ def losses(context: Context) -> dict[int, Loss]:
             continue
         mean = float(weight @ measured["lost"].to_numpy() / weight.sum())
         error = float(np.sqrt(weight**2 @ measured["error"].to_numpy() ** 2) / weight.sum())
-        lost = min(mean, _MOST) if mean > _STANDARD_ERRORS * error else 0.0
+        lost = min(mean, _MOST) if mean > STANDARD_ERRORS * error else 0.0
         made[int(str(rank))] = Loss(lost, float(weight.sum() / total))
     return made
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.queues import event_queues
-from nsysddp.model.intervals import Intervals
+from nsysddp.questions.diagnosis.competing import lost_to_others
 from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
-from nsysddp.questions.diagnosis.slowing import compared
 from nsysddp.questions.link import Link
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
-
-_ALONE, _BESIDE = 0.05, 0.5
-"""Below the first share of its time beside others a transfer ran alone, above the second it did not."""
 
 
 def bytes_of(context: Context, link: Link) -> Ints:
@@ -131,19 +127,18 @@ def shares_of_transfers(
     transfer = (parts["kind"] == "transfer").to_numpy()
     rank, event = parts["rank"].fill_null(-1).to_numpy(), parts["event"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
-    competing, slowed = np.zeros(parts.height), np.zeros(parts.height)
-    communicators = _other_communicators(context, transfer)
-    for owner in context.trace.rank_numbers:
+    length = transfer * (end - start)
+    whole = np.ones(context.trace.events.height + 1)
+    whole[facts.transfers["event"].to_numpy()] = facts.transfers["duration_ns"].to_numpy()
+    lost = np.append(lost_to_others(context, facts.transfers), 0.0)
+    yield "process_groups", length * (lost / whole)[event], MOVING
+    slowed = np.zeros(parts.height)
+    for owner, share in facts.slower_transfer.items():
         rows = np.flatnonzero((rank == owner) & transfer)
-        if owner in facts.slower_transfer and rows.size:
-            computing = context.trace.union(owner, ["compute", "spin"]).length_within(start[rows], end[rows])
-            slowed[rows] = facts.slower_transfer[owner] * computing
-        for communicator, others in communicators.get(owner, {}).items():
-            own = rows[_communicators(context, event[rows]) == communicator]
-            competing[own] = others.length_within(start[own], end[own])
-    yield "process_groups", competing * _lost_to_others(context, event, communicators), MOVING
+        computing = context.trace.union(owner, ["compute", "spin"])
+        slowed[rows] = share * computing.length_within(start[rows], end[rows])
     yield "link_contention", slowed, MOVING
-    yield "small_buckets", _for_being_small(context, facts, event) * transfer * (end - start), _UNPLACED
+    yield "small_buckets", _for_being_small(context, facts, event) * length, _UNPLACED
 
 
 _UNPLACED = ("slow_communication",)
@@ -175,68 +170,3 @@ def _of_collectives(context: Context, event: Ints, collectives: frozenset[int]) 
     ids[context.timed["event"].to_numpy()] = context.timed["collective_id"].fill_null(-1).to_numpy()
     found: NDArray[np.bool_] = np.isin(ids[event], np.asarray(sorted(collectives), dtype=np.int64))
     return found
-
-
-def _lost_to_others(context: Context, event: Ints, communicators: dict[int, dict[str, Intervals]]) -> Floats:
-    """Share of the time beside other communicators that was lost to them.
-
-    Of like transfers those alone are compared with those beside others, or where none ran alone those that were beside
-    them for more and for less of their time; where that does not differ either it is at most all of it.
-    """
-    lost = np.ones(context.trace.events.height)
-    if not communicators:
-        return lost[event]
-    timed = context.timed.filter(
-        pl.col("communicator").is_not_null(), pl.col("transfer_start_ns").is_not_null()
-    ).filter(pl.col("end_ns") > pl.col("transfer_start_ns"))
-    beside = np.zeros(timed.height, dtype=np.int64)
-    start, end = timed["transfer_start_ns"].to_numpy(), timed["end_ns"].to_numpy()
-    rank, names = timed["rank"].to_numpy(), timed["communicator"].to_numpy()
-    for owner, of in communicators.items():
-        for communicator, others in of.items():
-            rows = np.flatnonzero((rank == owner) & (names == communicator))
-            beside[rows] = others.length_within(start[rows], end[rows])
-    timed = timed.select(
-        "event",
-        "rank",
-        same=pl.struct("communicator", "kind", "bytes").rank("dense"),
-        duration_ns=pl.Series(end - start),
-        beside_ns=pl.Series(beside),
-    )
-    length, share = pl.col("duration_ns"), pl.col("beside_ns") / pl.col("duration_ns")
-    ratio = timed.group_by("same").agg(
-        alone=length.filter(share < _ALONE).median(), accompanied=length.filter(share > _BESIDE).median()
-    )
-    by_ratio = 1 - pl.col("alone") / pl.col("accompanied")
-    timed = timed.join(ratio, on="same", how="left", maintain_order="left").join(
-        compared(timed), on="same", how="left", maintain_order="left"
-    )
-    found = timed.select(pl.coalesce(by_ratio, "lost").clip(0, 1).fill_null(1.0)).to_series()
-    lost[timed["event"].to_numpy()] = found.to_numpy()
-    return lost[event]
-
-
-def _communicators(context: Context, event: Ints) -> Any:
-    """Communicator of each event, the empty text where it is unknown; shape as given."""
-    found = pl.DataFrame({"event": event}).join(
-        context.timed.select("event", "communicator"), on="event", how="left", maintain_order="left"
-    )
-    return found["communicator"].fill_null("").to_numpy()
-
-
-def _other_communicators(context: Context, transfer: NDArray[np.bool_]) -> dict[int, dict[str, Intervals]]:
-    """For each rank and communicator of a transfer on the path: when other communicators of the rank transferred."""
-    known = context.timed.filter(
-        pl.col("communicator").is_not_null(), pl.col("transfer_start_ns").is_not_null()
-    )
-    if known["communicator"].n_unique() < 2 or not transfer.any():
-        return {}
-    made: dict[int, dict[str, Intervals]] = {}
-    for rank in context.trace.rank_numbers:
-        mine = known.filter(pl.col("rank") == rank)
-        for communicator in mine["communicator"].unique().to_list():
-            others = mine.filter(pl.col("communicator") != communicator)
-            made.setdefault(rank, {})[communicator] = Intervals.union_of(
-                others["transfer_start_ns"].to_numpy(), others["end_ns"].to_numpy()
-            )
-    return made

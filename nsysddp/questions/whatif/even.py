@@ -10,10 +10,14 @@ import polars as pl
 from nsysddp.dependencies.replay import ODD_NS, Draft, Program
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
+    from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.whatif.model import Model
 
+    Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
 
@@ -48,13 +52,63 @@ def without_straggler(model: Model, duration: Floats) -> Program | None:
     if ranks < 2:
         return None
     program = model.program.having(duration=duration)
-    keyed = _events(model, program)
     draft = Draft(program)
-    if not _even_events(draft, keyed, ranks):
-        return None
-    _cut_extra_work(draft, keyed, ranks)
-    _even_calls(draft, model, keyed, ranks)
-    return draft.program()
+    matched = False
+    for rows, calls in _parts(model):
+        keyed = _events(model, program, rows)
+        matched |= _even_events(draft, rows, keyed, ranks)
+        _cut_extra_work(draft, rows, keyed, ranks)
+        _even_calls(draft, model, calls, keyed, rows, ranks)
+    return draft.program() if matched else None
+
+
+_EVENTS_AT_A_TIME = 500_000
+"""Events of whole steps that are compared together: keys and sorted copies take twenty times their memory."""
+
+
+def _parts(model: Model) -> Iterator[tuple[Ints, Ints]]:
+    """Rows of the events of some steps, and the calls (positions in the lines) that lead to one of them."""
+    step, leads_to = model.context.attribution.step, model.graph.lines.leads_to
+    inside = np.flatnonzero(step >= 0)
+    rows = inside[np.argsort(step[inside], kind="stable")]
+    towards = np.flatnonzero(leads_to >= 0)
+    towards = towards[step[leads_to[towards]] >= 0]
+    towards = towards[np.argsort(step[leads_to[towards]], kind="stable")]
+    step_of_call = step[leads_to[towards]]
+    first = 0
+    for end in (np.flatnonzero(np.diff(step[rows], append=-1)) + 1).tolist():
+        if end - first >= _EVENTS_AT_A_TIME or end == rows.size:
+            low, high = np.searchsorted(step_of_call, [step[rows[first]], step[rows[end - 1]] + 1])
+            yield np.sort(rows[first:end]), np.sort(towards[low:high])
+            first = end
+
+
+def _events(model: Model, program: Program, rows: Ints) -> pl.DataFrame:
+    """Some events with what they match by, their times, and on how many ranks there is such a one."""
+    attribution = model.context.attribution
+    events, weights = model.context.trace.events[rows], program.weights
+    return (
+        pl.DataFrame(
+            {
+                "rank": events["rank"].cast(pl.Int64),
+                "step": attribution.step[rows].astype(np.int64),
+                "phase": _phase_codes(attribution)[attribution.phase_range[rows]],
+                "name": events["name"].cast(pl.Int64),
+                "duration": weights.duration[rows],
+                "excess": weights.excess[rows],
+                "own": (events["class"] != "communication"),
+            }
+        )
+        .with_columns(number=_NUMBER.over("rank", "step", "phase", "name"))
+        .with_columns(ranks=pl.col("rank").n_unique().over(_BY_EVENT))
+    )
+
+
+def _phase_codes(attribution: Attribution) -> Ints:
+    """A number for the phase of each phase range, and 0 of no range as the last."""
+    names = attribution.phases["phase"]
+    codes: Ints = np.append(names.rank("dense").cast(pl.Int64).to_numpy(), 0)
+    return codes
 
 
 def with_usual_transfers(model: Model, duration: Floats) -> Floats:
@@ -79,50 +133,28 @@ def with_usual_transfers(model: Model, duration: Floats) -> Floats:
     return usual
 
 
-def _events(model: Model, program: Program) -> pl.DataFrame:
-    """The events with what they match by, their times, and on how many ranks there is such a one."""
-    trace, attribution = model.context.trace, model.context.attribution
-    events = trace.events
-    weights = program.weights
-    return (
-        pl.DataFrame(
-            {
-                "rank": events["rank"].cast(pl.Int64),
-                "step": attribution.step.astype(np.int64),
-                "phase": attribution.phase_names(),
-                "name": events["name"].cast(pl.Int64),
-                "duration": weights.duration[: events.height],
-                "excess": weights.excess[: events.height],
-                "own": (events["class"] != "communication"),
-            }
-        )
-        .with_columns(number=_NUMBER.over("rank", "step", "phase", "name"))
-        .with_columns(ranks=pl.col("rank").n_unique().over(_BY_EVENT))
-    )
-
-
 def _median(column: str) -> pl.Expr:
     return pl.col(column).sort().slice((pl.len() - 1) // 2, 1).first()
 
 
-def _even_events(draft: Draft, keyed: pl.DataFrame, ranks: int) -> bool:
+def _even_events(draft: Draft, rows: Ints, keyed: pl.DataFrame, ranks: int) -> bool:
     """The same durations and unexplained latencies on all ranks; False if no event matches."""
     even = keyed.with_columns(
         even=_median("duration").over(_BY_EVENT), wait=_median("excess").over(_BY_EVENT)
     )
-    known = ((even["ranks"] == ranks) & (even["step"] >= 0)).to_numpy()
+    known = (even["ranks"] == ranks).to_numpy()
     own = known & even["own"].to_numpy()
-    draft.duration[np.flatnonzero(own)] = even["even"].to_numpy()[own]
-    draft.excess[np.flatnonzero(known)] = even["wait"].to_numpy()[known]
+    draft.duration[rows[own]] = even["even"].to_numpy()[own]
+    draft.excess[rows[known]] = even["wait"].to_numpy()[known]
     return bool(own.any())
 
 
-def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
+def _cut_extra_work(draft: Draft, rows: Ints, keyed: pl.DataFrame, ranks: int) -> None:
     """What only some ranks ran (an extra kernel, or another variant of one): at most the median rank's time in such.
 
     Where less than half of the ranks ran any, several of them may be the stages of a pipeline; one alone is late.
     """
-    odd = keyed.with_row_index("row").filter(pl.col("own"), pl.col("step") >= 0, pl.col("ranks") < ranks)
+    odd = keyed.with_columns(row=rows).filter(pl.col("own"), pl.col("ranks") < ranks)
     totals = odd.group_by("step", "phase", "rank").agg(total=pl.col("duration").sum())
     absent = ranks - pl.len()
     fair = totals.group_by("step", "phase").agg(
@@ -140,18 +172,30 @@ def _cut_extra_work(draft: Draft, keyed: pl.DataFrame, ranks: int) -> None:
     draft.duration[cut["row"].to_numpy()] *= (cut["fair"] / cut["total"]).to_numpy()
 
 
-def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> None:
-    """No more host time than the median rank's: of calls, and between them; a costly call of one rank takes none."""
+def _even_calls(
+    draft: Draft, model: Model, towards: Ints, keyed: pl.DataFrame, rows: Ints, ranks: int
+) -> None:
+    """No more host time than the median rank's: of calls, and between them; a costly call of one rank takes none.
+
+    Args:
+        draft: to be changed.
+        model: of the run.
+        towards: calls (positions in the lines) that lead to one of the events.
+        keyed: the events with what they match by.
+        rows: their rows.
+        ranks: how many there are.
+    """
     trace, lines = model.context.trace, model.graph.lines
-    towards = np.flatnonzero(lines.leads_to >= 0)
+    assert trace.calls is not None
     nodes = trace.events.height + towards
-    calls = keyed[lines.leads_to[towards]].select("rank", *_BY_EVENT)
-    calls = calls.with_columns(
-        call=trace.call_names(lines.row[towards]),
+    at = np.searchsorted(rows, lines.leads_to[towards])
+    calls = keyed.select("rank", *_BY_EVENT)[at].with_columns(
+        call=trace.calls["name"].gather(lines.row[towards]).to_physical(),
         duration=draft.duration[nodes],
         gap=draft.ahead_lag[nodes],
         waits=lines.awaited[towards] >= 0,
-    ).with_columns(place=_NUMBER.over("rank", *_BY_EVENT, "call"))
+    )
+    calls = calls.with_columns(place=_NUMBER.over("rank", *_BY_EVENT, "call"))
     by_call = [*_BY_EVENT, "call", "place"]
     calls = calls.with_columns(
         ranks=pl.col("rank").n_unique().over(by_call),
@@ -159,7 +203,7 @@ def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> 
         even=_median("duration").over(by_call),
         even_gap=_median("gap").over(by_call),
     )
-    matched = ((calls["ranks"] == ranks) & (calls["step"] >= 0)).to_numpy()
+    matched = (calls["ranks"] == ranks).to_numpy()
     at_work = matched & ~calls["waits"].to_numpy()
     draft.duration[nodes[at_work]] = (
         calls.select(pl.min_horizontal("duration", "even")).to_series().to_numpy()[at_work]
@@ -185,11 +229,7 @@ def _even_calls(draft: Draft, model: Model, keyed: pl.DataFrame, ranks: int) -> 
 def _too_little(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
     """The call that lost most of a rank's phase with less host time than the median rank had, and what is missing."""
     place = ["step", "phase"]
-    totals = (
-        calls.filter(pl.col("step") >= 0)
-        .group_by(*place, "rank")
-        .agg(pl.col("had").sum(), pl.col("has").sum())
-    )
+    totals = calls.group_by(*place, "rank").agg(pl.col("had").sum(), pl.col("has").sum())
     fair = pl.col("had").sort().slice((pl.len() - 1) // 2, 1).first().over(place)
     missing = totals.with_columns(missing=pl.min_horizontal("had", fair) - pl.col("has")).filter(
         pl.len().over(place) == ranks, pl.col("missing") > ODD_NS
@@ -219,5 +259,5 @@ def _only_here(calls: pl.DataFrame) -> Flags:
         .select(*place, "rank", more=pl.lit(value=True))
     )
     found = calls.join(most, on=[*place, "rank"], how="left", nulls_equal=True, maintain_order="left")
-    lonely = (pl.col("ranks") == 1) & (pl.col("step") >= 0) & costly & pl.col("more").fill_null(value=False)
+    lonely = (pl.col("ranks") == 1) & costly & pl.col("more").fill_null(value=False)
     return found.select(lonely).to_series().to_numpy()

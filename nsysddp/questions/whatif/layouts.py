@@ -16,6 +16,7 @@ from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, reb
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.scenarios import nothing
+from nsysddp.questions.whatif.sharing import EVEN_SHARE
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
     ours = context.timed.filter(
         pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
     )
-    wire = Wire.of(context, ours)
+    wire = Wire.of(context, _alone(model, ours))
     if not wanted:
         return rows, wire, buckets
     if wire is None:
@@ -108,7 +109,12 @@ class _Remodel:
         self.model, self.buckets, self.wire, self.layout = model, buckets, wire, layout
         self._times = wire.times()
         self._captured = [self._mean(layout, time) for time in self._times]
-        self._slowed = self._with_slowing(layout, self._captured[0])
+        sharing = model.transfers
+        # What other shares of a link would do belongs to the band: none where it is known, an even one where it is not.
+        self._shares = (sharing.share, sharing.share / 2 if sharing.is_known else EVEN_SHARE)
+        if not sharing.matters:
+            self._shares = (0.0, 0.0)
+        self._slowed = [self._with_slowing(layout, self._captured[0], share) for share in self._shares]
         self._miss = abs(self._captured[0] / model.unchanged_ns - 1)
         self.made: dict[str, _Made] = {}
 
@@ -122,24 +128,34 @@ class _Remodel:
         program = self._rebuilt(layout, time)
         return self.model.mean(program, self._added)
 
-    def _with_slowing(self, layout: Layout, plain: float) -> float:
-        """By how much the step is longer when kernels slow down beside the new collectives, not the recorded ones."""
+    def _with_slowing(self, layout: Layout, plain: float, share: float) -> float:
+        """By how much the step is longer when kernels slow down beside the new collectives, not the recorded ones.
+
+        And when transfers share links with the new ones, and lose ``share`` of that time.
+        """
         model = self.model
-        if not any(model.slowing.mid.values()):
+        transfers = model.transfers.with_share(share) if share else None
+        if not any(model.slowing.mid.values()) and transfers is None:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
         kernels = model.kernels.joined_by(self._ranks)
         work = kernels.freed(program.duration, model.slowing.mid)
-        schedule = kernels.settled(program, work, model.slowing.mid)
+        if transfers is not None:
+            transfers = transfers.joined_by(self._ranks)
+            work = transfers.alone(work)
+        schedule = kernels.settled(program, work, model.slowing.mid, transfers)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:
         """A row of ``whatif``: the middle of what is likely, and a band over all that the capture leaves open."""
         means = [self._mean(layout, time) for time in self._times]
-        slowed = self._with_slowing(layout, means[0]) / self._slowed
+        slowed, otherwise = (
+            self._with_slowing(layout, means[0], share) / captured
+            for share, captured in zip(self._shares, self._slowed, strict=True)
+        )
         plain = np.asarray(means) / np.asarray(self._captured)
-        # Last, kernels as slow beside the new collectives as beside the recorded ones.
-        ratios = np.append(plain * slowed, plain[0])
+        # Last, with another share of links, and kernels as slow beside the new collectives as beside the recorded ones.
+        ratios = np.append(plain * slowed, plain[0] * np.asarray([otherwise, 1.0]))
         middle = float(ratios[self.wire.likely].mean())
         # A bucket may be one large parameter that no cap divides: then it stays as it is.
         stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
@@ -191,6 +207,12 @@ class _Remodel:
             missed = MISSED_AT_LEAST * (self.model.missed_ratio + self._miss)
             least[name] = max(0.0, float(over.min() - 1) - missed) if name != best else 0.0
         return least
+
+
+def _alone(model: Model, ours: pl.DataFrame) -> pl.DataFrame:
+    """The timed collectives as short as they would have been without what sharing a link cost them."""
+    cost = model.transfers.share * model.transfers.beside[ours["event"].to_numpy()]
+    return ours.with_columns(end_ns=pl.col("end_ns") - pl.Series(np.round(cost).astype(np.int64)))
 
 
 def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:

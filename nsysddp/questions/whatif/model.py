@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.model.errors import AnalysisError
-from nsysddp.questions.critical_path import critical_path
+from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP, critical_path
 from nsysddp.questions.whatif.request import Ask
+from nsysddp.questions.whatif.sharing import Transfers
 from nsysddp.questions.whatif.slowing import Kernels, Slowing
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Model:
         """
         graph = context.graph
         paths = critical_path(context.trace, graph=graph, attribution=context.attribution)
+        # Of long captures the pieces take more memory than all that is asked of the paths.
+        paths = replace(paths, tables={name: paths[name] for name in (PATH_STEP.name, PATH_KIND.name)})
         warm = paths["critical_path_step"].filter("is_warmup")["step_index"].drop_nulls().unique().to_list()
         steps = replay.steps_of(graph, context.attribution, warm)
         program = replay.recorded(graph)
@@ -134,6 +137,11 @@ class Model:
     def slowing(self) -> Slowing:
         """What they lose beside it."""
         return Slowing.of(self.context)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """Transfers that can share a link, and what that costs them."""
+        return Transfers.of(self.context.trace, self.program)
 
     def error_ratio(self, ratio: float) -> float:
         """Of a prediction that is ``ratio`` of the unchanged step, apart from what its own scenario leaves open.

@@ -23,7 +23,9 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.model.intervals import Intervals
-from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO, executions
+from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO
+from nsysddp.questions.contention.executions import executions
+from nsysddp.questions.whatif.lasting import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from nsysddp.dependencies.replay import Program, Schedule
     from nsysddp.model.trace import Trace
     from nsysddp.questions import Context
+    from nsysddp.questions.whatif.sharing import Transfers
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -181,42 +184,47 @@ class Kernels:
             freed[self.rows[part]] -= share[rank] * self.beside[part]
         return freed
 
-    def settled(self, program: Program, work: Floats, share: Mapping[int, float]) -> Schedule:
+    def settled(
+        self,
+        program: Program,
+        work: Floats,
+        share: Mapping[int, float],
+        transfers: Transfers | None = None,
+    ) -> Schedule:
         """The schedule of a program whose communication is another, with kernels as long as that makes them.
 
         Args:
-            program: with durations of kernels to begin with.
-            work: the durations of all nodes without what communication costs them (``freed``).
+            program: with durations to begin with.
+            work: the durations of all nodes without what communication costs them (``freed``, ``Transfers.alone``).
             share: what each rank's kernels lose beside communication.
+            transfers: those that share links; None if none do.
         """
         schedule = replay.run(program)
-        if not any(share.values()):
+        if not any(share.values()) and transfers is None:
             return schedule
+        took, changed, swings = program.duration, np.inf, False
         for _ in range(_TURNS):
-            before = schedule.end
-            duration = program.duration.copy()
+            before, duration = schedule.end, program.duration.copy()
             for rank, part in self.of_rank.items():
                 rows = self.rows[part]
                 if share[rank] and rows.size:
                     duration[rows] = self._lasting(schedule, rank, rows, work[rows], share[rank])
+            if transfers is not None:
+                transfers.share_in(duration, schedule, took, work)
+            if swings:
+                duration = (took + duration) / 2
+            took = duration
             schedule = replay.run(program.having(duration=duration))
-            if np.abs(schedule.end - before).max() <= _SETTLED * np.ptp(schedule.end):
+            before -= schedule.end
+            change = max(before.max(), -before.min())
+            if change <= _SETTLED * np.ptp(schedule.end):
                 break
+            swings, changed = swings or change >= changed, change
         return schedule
 
     def _lasting(self, schedule: Schedule, rank: int, rows: Ints, work: Floats, share: float) -> Floats:
-        """How long each kernel takes beside the communication of a schedule: progress is ``time - share x beside``."""
+        """How long each kernel takes beside the communication of a schedule."""
         sent = self.communication[rank]
         begun, ended = np.round(schedule.start[sent]), np.round(schedule.end[sent])
         beside = Intervals.union_of(begun.astype(np.int64), ended.astype(np.int64))
-        if not len(beside):
-            return work
-        edges = np.stack([beside.start, beside.end], axis=1).ravel().astype(np.float64)
-        covered = np.cumsum(np.stack([np.zeros(len(beside)), beside.end - beside.start], axis=1).ravel())
-        start = schedule.start[rows]
-        lost = share * np.interp(start, edges, covered, left=0, right=covered[-1])
-        goal = start - lost + work
-        progress = edges - share * covered
-        after = np.interp(goal, progress, share * covered, left=0, right=share * covered[-1])
-        lasting: Floats = goal + after - start
-        return lasting
+        return lasting(schedule.start[rows], work, beside, share)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from nsysddp.model.names import visible
-from nsysddp.model.schema import MORE_TABLES, TABLES
+from nsysddp.questions.tables import every_table
 from nsysddp.render import per_rank
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def long_table(
     Returns:
         What the template shows, and in ``data`` what the page's program reads; ``kept`` are the rows that are in it.
     """
-    contract = TABLES[name] if name in TABLES else MORE_TABLES[name]
+    contract = every_table()[name]
     meaning = {column.name: column.meaning for column in contract.columns}
     frame, note = _shortened(frame.with_row_index("row"), name)
     packed = [

@@ -1,4 +1,4 @@
-"""How does Alembic reach the database: over the connection and in the transaction of ``database.py``."""
+"""How does Alembic reach the database: over the connection and in the transaction of ``connection.py``."""
 
 from __future__ import annotations
 

@@ -40,11 +40,9 @@ from nsysddp.dependencies.queues import running_latest
 from nsysddp.model import schema
 from nsysddp.model.intervals import grouped_union
 from nsysddp.model.markers import parse_bucket_mark
-from nsysddp.model.result import Finding, Result
-from nsysddp.model.units import ms
-from nsysddp.model.warnings import Warning
+from nsysddp.model.result import Result
+from nsysddp.questions.buckets.words import findings_of, warnings_of
 from nsysddp.questions.question import Question
-from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +75,7 @@ def buckets(context: Context) -> Result:
     kernels = _kernels(context)
     if kernels.is_empty():
         frame = schema.BUCKET.empty()
-        return Result(trace, {"bucket": frame}, warnings=_warnings(frame))
+        return Result(trace, {"bucket": frame}, warnings=warnings_of(frame))
     kernels = kernels.with_columns(_ready(context, graph, kernels))
     rows = _rows(context, kernels)
     rows = rows.with_columns(*_queued(graph, rows), _tails(context, rows))
@@ -87,11 +85,11 @@ def buckets(context: Context) -> Result:
     return Result(
         trace,
         {"bucket": frame},
-        findings=_findings(frame),
+        findings=findings_of(frame),
         assumptions=(
             "a bucket with nothing but communication launched since the one before it was complete and waited its turn",
         ),
-        warnings=_warnings(frame),
+        warnings=warnings_of(frame),
     )
 
 
@@ -518,92 +516,6 @@ def _consumers(trace: Trace, graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(made).select(
         "row", "consumer_ns", "prefetch_distance", slack_ns=pl.col("free_ns") - pl.col("ended_ns")
     )
-
-
-# --- in words --------------------------------------------------------------------------------------------------------
-
-
-def _warnings(frame: pl.DataFrame) -> tuple[Warning, ...]:
-    made: list[Warning] = []
-    if frame.is_empty():
-        made.append(
-            Warning(
-                "no_buckets",
-                1,
-                "no bucket ranges, and no collective launched in a backward range, so there are no buckets to show "
-                "(mark phases and register nsysddp.annotate's hook)",
-            )
-        )
-        return tuple(made)
-    inferred = frame.filter(pl.col("source") == INFERRED, pl.col("role") == GRADIENTS)
-    if inferred.height:
-        made.append(
-            Warning(
-                "buckets_inferred",
-                inferred.height,
-                "buckets inferred from the order of all-reduces in backward: number and size by order and message, "
-                "parameters unknown (register nsysddp.annotate's hook to mark them)",
-            )
-        )
-        several = inferred["communicator"].drop_nulls().n_unique()
-        if several > 1:
-            made.append(
-                Warning(
-                    "buckets_several_communicators",
-                    several,
-                    "all-reduces of several communicators in backward: not all need be buckets",
-                )
-            )
-    unready = frame.filter(pl.col("ready_ns").is_null()).height
-    if unready:
-        made.append(
-            Warning(
-                "buckets_ready_unknown",
-                unready,
-                "buckets of which nothing says what they waited for (capture with --cuda-event-trace=true)",
-            )
-        )
-    ordered = frame.filter(pl.col("ready_source") == "launch_order").height
-    if ordered:
-        made.append(
-            Warning(
-                "buckets_ready_by_launch_order",
-                ordered,
-                "buckets ready when the compute launched before them had ended, since no CUDA event says more",
-            )
-        )
-    return tuple(made)
-
-
-def _findings(frame: pl.DataFrame) -> tuple[Finding, ...]:
-    """Buckets of each rank a steady step: how many, and the transfer that the last one leaves exposed; medians."""
-    chosen = steady(frame.filter(pl.col("role") == GRADIENTS, pl.col("step_index").is_not_null()))
-    made = []
-    facts = (
-        chosen.group_by("rank", "step_index")
-        .agg(
-            buckets=pl.len(),
-            exposed=pl.col("exposed_ns").sum(),
-            last=pl.col("exposed_ns").filter(pl.col("is_last")).sum(),
-        )
-        .group_by("rank")
-        .agg(pl.col("buckets", "exposed", "last").median())
-        .sort("rank")
-    )
-    for rank, count, exposed, last in facts.iter_rows():
-        made.append(
-            Finding(
-                code="buckets",
-                message=f"rank {rank}: {count:g} bucket{'' if count == 1 else 's'} a step, {ms(exposed):.3f} ms "
-                f"exposed, {ms(last):.3f} ms of it by the last one",
-                rank=rank,
-                value=exposed,
-                unit="ns",
-                rows=({"table": "bucket", "rank": rank},),
-                severity=exposed,
-            )
-        )
-    return tuple(made)
 
 
 QUESTION = Question(

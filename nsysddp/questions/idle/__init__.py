@@ -52,15 +52,14 @@ from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.intervals import Intervals
-from nsysddp.model.names import ranks_text
-from nsysddp.model.result import Finding, Result
-from nsysddp.model.units import NS_PER_MS, ms
-from nsysddp.model.warnings import Warning
+from nsysddp.model.result import Result
+from nsysddp.model.units import NS_PER_MS
 from nsysddp.questions.diagnosis.blocking import is_allocation
 from nsysddp.questions.diagnosis.rules import LAUNCH_NS, START_UP_NS
 from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs, pieces_of
+from nsysddp.questions.idle.launch_queue import launch_queue
+from nsysddp.questions.idle.words import findings_of, warnings_of
 from nsysddp.questions.question import Question
-from nsysddp.questions.summary import over_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +95,7 @@ def idle(context: Context) -> Result:
     pieces, shared = cut_where(gaps, pieces, _other_processes(context.trace), waits)
     assert_tiling(gaps, pieces)
     named = _named(context, graph, gaps, pieces, shared)
-    queue, queue_step = _launch_queue(context)
+    queue, queue_step = launch_queue(context, _window_frame(context))
     frames = {
         "idle": schema.IDLE.check(named),
         "idle_step": _per_window(context, named),
@@ -106,13 +105,13 @@ def idle(context: Context) -> Result:
     return Result(
         context.trace,
         frames,
-        findings=_findings(frames["idle_step"]),
+        findings=findings_of(frames["idle_step"]),
         assumptions=(
             "late launches after a call that waited for the GPU are its consequence, up to the time that it had "
             "blocked the host",
             "profiling itself lengthens host pieces",
         ),
-        warnings=_warnings(context.trace, named),
+        warnings=warnings_of(context.trace, named),
     )
 
 
@@ -518,149 +517,6 @@ def _per_window(context: Context, pieces: pl.DataFrame) -> pl.DataFrame:
         .with_columns(window_ratio=pl.col("idle_ns") / duration)
         .sort("rank", "step_index", "idle_ns", "cause", descending=[False, False, True, False])
     )
-
-
-def _launch_queue(context: Context) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Depth over time of every rank, and its summary of every window."""
-    trace = context.trace
-    windows = _window_frame(context)
-    if trace.launches is None:
-        return schema.LAUNCH_QUEUE.empty(), schema.LAUNCH_QUEUE_STEP.empty()
-    changes, summaries = [], []
-    for rank in trace.rank_numbers:
-        first, last = trace.rows_of(rank)
-        events = trace.events_of(rank)
-        launches = trace.launches.slice(first, last - first)
-        known = launches["launch_ns"].is_not_null().to_numpy() & _opens_launch(events)
-        start = events["start_ns"].to_numpy()
-        launched = np.minimum(launches["launch_end_ns"].fill_null(0).to_numpy(), start)
-        time, depth = _depth(launched[known], start[known])
-        changes.append(pl.DataFrame({"rank": np.full(time.size, rank), "time_ns": time, "depth": depth}))
-        mine = windows.filter(pl.col("rank") == rank)
-        opens, closes = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-        area = _area(time, depth, closes) - _area(time, depth, opens)
-        ahead = Intervals.union_of(launched[known], start[known]).length_within(opens, closes)
-        begins = start[launches["launch_ns"].is_null().to_numpy()]
-        summaries.append(
-            mine.with_columns(
-                mean_depth=pl.Series(area) / (pl.col("end_ns") - pl.col("start_ns")),
-                max_depth=pl.Series(_highest(time, depth, opens, closes)),
-                empty_ns=pl.col("end_ns") - pl.col("start_ns") - pl.Series(ahead),
-                unlaunched=pl.Series(np.searchsorted(begins, closes) - np.searchsorted(begins, opens)),
-            ).with_columns(mean_depth=pl.when(pl.col("end_ns") > pl.col("start_ns")).then("mean_depth"))
-        )
-    return schema.LAUNCH_QUEUE.check(pl.concat(changes)), schema.LAUNCH_QUEUE_STEP.check(pl.concat(summaries))
-
-
-def _opens_launch(events: pl.DataFrame) -> Flags:
-    """Events that count as a launch of their own: of the nodes of a CUDA graph the first of each launch."""
-    in_graph = events["in_graph"].fill_null(False).to_numpy()
-    opens = ~in_graph
-    nodes = np.flatnonzero(in_graph)
-    _, heads = np.unique(events["correlation"].to_numpy()[nodes], return_index=True)
-    opens[nodes[heads]] = True
-    return opens
-
-
-def _depth(launched: Ints, started: Ints) -> tuple[Ints, Ints]:
-    """Times at which the depth changes, and the depth from each on."""
-    time = np.concatenate([launched, started])
-    order = np.argsort(time, kind="stable")
-    delta = np.where(order < launched.size, 1, -1)
-    time, depth = time[order], np.cumsum(delta)
-    last = np.append(time[1:] != time[:-1], True) if time.size else np.empty(0, dtype=bool)
-    time, depth = time[last], depth[last]
-    changed = np.concatenate([[True], depth[1:] != depth[:-1]]) if depth.size else np.empty(0, dtype=bool)
-    assert not depth.size or (depth.min() >= 0 and depth[-1] == 0)
-    return time[changed], depth[changed].astype(np.int64)
-
-
-def _area(time: Ints, depth: Ints, at: Ints) -> Ints:
-    """Integral of the depth up to each instant."""
-    if not time.size:
-        return np.zeros(at.shape, dtype=np.int64)
-    whole = np.concatenate([[0], np.cumsum(depth[:-1] * np.diff(time))])
-    place = np.searchsorted(time, at, side="right") - 1
-    inside = whole[np.maximum(place, 0)] + depth[np.maximum(place, 0)] * (at - time[np.maximum(place, 0)])
-    return np.where(place < 0, 0, inside)
-
-
-def _highest(time: Ints, depth: Ints, opens: Ints, closes: Ints) -> Ints:
-    """Largest depth inside each window."""
-    first = np.searchsorted(time, opens, side="right") - 1
-    last = np.searchsorted(time, closes, side="left")
-    return np.array(
-        [
-            int(depth[max(a, 0) : b].max(initial=0)) if b > a and high > low else 0
-            for a, b, low, high in zip(
-                first.tolist(), last.tolist(), opens.tolist(), closes.tolist(), strict=True
-            )
-        ],
-        dtype=np.int64,
-    )
-
-
-# --- in words ---------------------------------------------------------------------------------------------------
-
-
-def _warnings(trace: Trace, pieces: pl.DataFrame) -> tuple[Warning, ...]:
-    made = []
-    if trace.calls is None or trace.calls.is_empty():
-        made.append(
-            Warning(
-                "idle_without_calls",
-                1,
-                "host calls are missing, so late launches cannot be told from other idle time (capture with "
-                "--trace=cuda)",
-            )
-        )
-    unknown = pieces.filter(pl.col("cause") == "unknown").height
-    if unknown:
-        made.append(
-            Warning(
-                "idle_unknown",
-                unknown,
-                "idle pieces of which nothing in the capture says what they waited for",
-            )
-        )
-    unexplained = pieces.filter(pl.col("cause") == "unexplained").height
-    if unexplained:
-        made.append(
-            Warning(
-                "idle_unexplained",
-                unexplained,
-                "idle pieces in which work was launched and, as far as the capture shows, ready, and the GPU did not "
-                "run it (another process or preemption: capture all processes of the host, and as root "
-                "--gpuctxsw=true; a wait that is not recorded: --cuda-event-trace=true)",
-            )
-        )
-    return tuple(made)
-
-
-def _findings(steps: pl.DataFrame) -> tuple[Finding, ...]:
-    """The largest cause of idle time of each rank, by the median of the steady steps; ranks that share it together."""
-    span = " a step" if steps["step_index"].null_count() < steps.height else ""
-    largest = (
-        over_steps(steps, ["rank", "cause"], ["idle_ns"])
-        .sort("rank", "idle_ns", descending=[False, True], maintain_order=True)
-        .unique("rank", keep="first", maintain_order=True)
-    )
-    made = []
-    for (cause,), part in largest.group_by("cause", maintain_order=True):
-        ranks, lengths = part["rank"].to_list(), sorted(part["idle_ns"].to_list())
-        between = " to ".join(dict.fromkeys(f"{ms(one):.3f}" for one in (lengths[0], lengths[-1])))
-        made.append(
-            Finding(
-                code="idle",
-                message=f"{ranks_text(ranks)}: most idle time is {str(cause).replace('_', ' ')} ({between} ms{span})",
-                rank=ranks[0] if len(ranks) == 1 else None,
-                value=lengths[-1],
-                unit="ns",
-                rows=tuple({"table": "idle_step", "rank": rank, "cause": cause} for rank in ranks),
-                severity=lengths[-1],
-            )
-        )
-    return tuple(made)
 
 
 QUESTION = Question(

@@ -21,18 +21,19 @@ is a beta variable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.queues import ahead_in_queue
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
 from nsysddp.questions import overlap
+from nsysddp.questions.contention.executions import Work, dense, described, kernels_of, transfers_of
+from nsysddp.questions.contention.metrics import metrics
 from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nsysddp.model.intervals import Intervals
     from nsysddp.model.trace import Trace
     from nsysddp.questions import Context
 
@@ -59,9 +59,6 @@ MIXED_RATIO = 1.5
 
 MEASURED_SHARE = 0.5
 """A window's cost is told if at least this share of its time beside communication is of kernels with a ratio."""
-
-SAMPLE_SHARE = 0.9
-"""A sample of a GPU metric counts for a situation that covers this share of its sampling interval."""
 
 RESAMPLES = 1000
 SEED = 20_401
@@ -103,19 +100,19 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     trace = context.trace
     if trace.shapes is None:
         raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
-    work = _Work.of(trace)
-    transfers = _transfers(context)
+    work = Work.of(trace)
+    transfers = transfers_of(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
     decomposition = overlap.overlap_table(trace, context.attribution, context.windows, context.splits)
     for rank in trace.rank_numbers:
         windows = decomposition.filter(pl.col("rank") == rank)
-        mine = _kernels(context, rank, work)
+        mine = kernels_of(context, rank, work)
         compared = _compare(
             mine,
             np.random.default_rng([seed, rank, 0]),
             resamples,
-            lambda some: _described(context, some, work),
+            lambda some: described(context, some, work),
         )
         tables.append(_table(mine, compared, COMPUTE, windows.height))
         steps.append(_per_window(context, rank, windows, mine, compared))
@@ -128,7 +125,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
             pl.concat(tables).sort(order, descending=[False, True, True, *[False] * 6], nulls_last=True)
         ),
         "contention_step": schema.CONTENTION_STEP.check(pl.concat(steps)),
-        "contention_metric": _metrics(trace),
+        "contention_metric": metrics(trace),
     }
     return Result(
         trace,
@@ -142,165 +139,6 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
         ),
         warnings=_warnings(trace, frames),
     )
-
-
-# --- executions: what is compared ---------------------------------------------------------------------------
-
-
-def executions(context: Context) -> pl.DataFrame:
-    """Every compute and spin kernel with its group, duration and time beside communication."""
-    work = _Work.of(context.trace)
-    parts: list[pl.DataFrame] = []
-    groups = 0
-    for rank in context.trace.rank_numbers:
-        kernels = _kernels(context, rank, work)
-        described = _described(context, kernels, work).drop("rank")
-        parts.append(pl.concat([kernels.with_columns(pl.col("group") + groups), described], how="horizontal"))
-        groups += int(kernels["group"].max() or 0) + 1  # type: ignore[arg-type]
-    return pl.concat(parts)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Of every event a number that tells name, grid and block apart, and the event ahead of it in its queue."""
-
-    shape: Ints
-    ahead: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, trace: Trace) -> _Work:
-        """The work of a trace loaded with shapes."""
-        assert trace.shapes is not None
-        grid, block = _codes(trace.shapes["grid"]), _codes(trace.shapes["block"])
-        return cls(_combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace))
-
-
-def _kernels(context: Context, rank: int, work: _Work) -> pl.DataFrame:
-    """Every compute and spin kernel of a rank with its group, duration and time beside communication."""
-    trace = context.trace
-    first, last = trace.rows_of(rank)
-    events, here = trace.events_of(rank), slice(first, last)
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    chosen = trace.is_class(rank, ["compute", "spin"]) & (end > start) & context.keep[here]
-    within = np.flatnonzero(chosen)
-    rows = first + within
-    ahead = work.ahead[rows]
-    shape, after = np.split(_dense(work.shape[np.concatenate([rows, ahead])]), 2)
-    phase = np.append(_codes(context.attribution.phases["phase"]), 0)[context.attribution.phase_range[rows]]
-    group = _dense(_combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
-    start, duration = start[within], (end - start)[within]
-    return pl.DataFrame(
-        {
-            "rank": np.full(rows.size, rank, dtype=np.int64),
-            "row": rows,
-            "group": group,
-            "start_ns": start,
-            "duration_ns": duration,
-            "beside_ns": trace.union(rank, ["communication"]).length_within(start, start + duration),
-            "steady": ~_warm(context, rank)[within],
-        }
-    )
-
-
-def _described(context: Context, kernels: pl.DataFrame, work: _Work) -> pl.DataFrame:
-    """What some kernels are: ``rank``, ``phase``, ``name``, ``grid``, ``block``, ``after``, ``bytes``."""
-    trace = context.trace
-    assert trace.shapes is not None
-    rows = kernels["row"].to_numpy()
-    name, text = trace.events["name"].to_numpy(), trace.names["text"]
-    ahead = work.ahead[rows]
-    after = np.where(ahead >= 0, name[ahead], -1)
-    return pl.DataFrame(
-        {
-            "rank": kernels["rank"],
-            "phase": context.attribution.phase_names(rows),
-            "name": text.gather(name[rows]),
-            "grid": trace.shapes["grid"].gather(rows).cast(pl.String),
-            "block": trace.shapes["block"].gather(rows).cast(pl.String),
-            "after": text.gather(pl.Series(after).replace(-1, None)),
-            "bytes": pl.repeat(None, rows.size, dtype=pl.Int64, eager=True),
-        }
-    )
-
-
-def _transfers(context: Context) -> pl.DataFrame:
-    """The transfer of every matched communication event, with its group and its time beside compute."""
-    trace = context.trace
-    known = context.timed.filter(
-        pl.col("ready_ns").is_not_null(), pl.col("end_ns") > pl.col("transfer_start_ns")
-    )
-    known = known.filter(pl.Series(context.keep[known["event"].to_numpy()], dtype=pl.Boolean))
-    rows = known["event"].to_numpy()
-    start, end = known["transfer_start_ns"].to_numpy(), known["end_ns"].to_numpy()
-    phase = context.attribution.phase_names().gather(rows)
-    # The same collective: kind, size and group; its kernel tells algorithm and protocol.
-    group = known.select(
-        pl.struct("rank", "kind", "bytes", "group_size", "name", phase=phase).rank("dense").cast(pl.Int64)
-    ).to_series()
-    return pl.DataFrame(
-        {
-            "rank": known["rank"],
-            "row": rows,
-            "group": group,
-            "start_ns": start,
-            "duration_ns": end - start,
-            "beside_ns": _beside(trace, rows, start, end, ("compute", "spin")),
-            "steady": ~np.concatenate([_warm(context, rank) for rank in trace.rank_numbers])[rows],
-        }
-    ).with_columns(
-        phase=phase,
-        name=known["kind"],
-        grid=pl.lit(None, pl.String),
-        block=pl.lit(None, pl.String),
-        after=pl.lit(None, pl.String),
-        bytes=known["bytes"],
-    )
-
-
-def _codes(texts: pl.Series) -> NDArray[Any]:
-    """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
-    distinct = texts.unique().drop_nulls().cast(pl.String).sort()
-    if texts.dtype == pl.Categorical:
-        place = distinct.cast(pl.Categorical).to_physical().to_numpy()
-        table = np.zeros(int(place.max(initial=0)) + 2, dtype=np.int32)
-        table[place] = np.arange(1, place.size + 1)
-        numbers: NDArray[Any] = table[texts.to_physical().fill_null(table.size - 1).to_numpy()]
-        return numbers
-    codes = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64) + 1
-    numbers_of: NDArray[Any] = codes.fill_null(0).to_numpy()
-    return numbers_of
-
-
-def _dense(values: Ints) -> Ints:
-    """The place of each value among the distinct ones."""
-    distinct = np.sort(pl.Series(values).unique().to_numpy())
-    return np.searchsorted(distinct, values).astype(np.int64)
-
-
-def _combined(*columns: NDArray[Any]) -> Ints:
-    """One number per distinct combination of columns of small numbers from 0."""
-    number = np.zeros(columns[0].size, dtype=np.int64)
-    for column in columns:
-        number = number * (int(column.max(initial=0)) + 1) + column
-    return number
-
-
-def _beside(trace: Trace, rows: Ints, start: Ints, end: Ints, classes: tuple[str, ...]) -> Ints:
-    """Time that each interval of each row's rank shares with the given classes."""
-    beside = np.zeros(rows.size, dtype=np.int64)
-    ranks = trace.events["rank"].to_numpy()[rows]
-    for rank in trace.rank_numbers:
-        mine = np.flatnonzero(ranks == rank)
-        beside[mine] = trace.union(rank, classes).length_within(start[mine], end[mine])
-    return beside
-
-
-def _warm(context: Context, rank: int) -> NDArray[np.bool_]:
-    """Was the event launched in a warm-up step, of each event of a rank?"""
-    warm = {w.step for w in context.every_window.windows if w.rank == rank and w.is_warmup}
-    first, last = context.trace.rows_of(rank)
-    flags: NDArray[np.bool_] = np.isin(context.attribution.step[first:last], list(warm))
-    return flags
 
 
 # --- comparison ---------------------------------------------------------------------------------------------
@@ -339,7 +177,7 @@ def _compare(
     """
     beside, duration = executions["beside_ns"].to_numpy(), executions["duration_ns"].to_numpy()
     steady = executions["steady"].to_numpy()
-    group = _dense(executions["group"].to_numpy())
+    group = dense(executions["group"].to_numpy())
     size = int(group.max()) + 1 if group.size else 0
     alone = steady & (beside == 0)
     accompanied = steady & (beside >= ACCOMPANIED_SHARE * duration) & (beside > 0)
@@ -521,60 +359,6 @@ def _per_window(
     )
 
 
-# --- sampled metrics ------------------------------------------------------------------------------------------
-
-
-def _metrics(trace: Trace) -> pl.DataFrame:
-    """Every sampled metric in the four situations (``schema.CONTENTION_METRIC``); empty if none was sampled."""
-    if trace.metrics is None or trace.metrics.is_empty():
-        return schema.CONTENTION_METRIC.empty()
-    made = []
-    for (rank,), samples in trace.metrics.partition_by("rank", as_dict=True, maintain_order=True).items():
-        ordered = samples.sort("metric", "time_ns").with_columns(
-            interval=pl.col("time_ns").diff().over("metric")
-        )
-        # A sample tells of the interval that ends with it; the usual interval where there is no sample before it.
-        usual = pl.col("interval").median().fill_null(0).cast(pl.Int64)
-        ordered = ordered.with_columns(
-            interval=pl.when(pl.col("interval") < usual).then("interval").otherwise(usual)
-        )
-        end = ordered["time_ns"].to_numpy()
-        start = end - ordered["interval"].to_numpy()
-        situation = _situation(
-            trace.union(int(rank), ("compute", "spin")),
-            trace.union(int(rank), ("communication",)),
-            start,
-            end,
-        )
-        made.append(ordered.with_columns(situation=pl.Series(situation, dtype=pl.String)))
-    return schema.CONTENTION_METRIC.check(
-        pl.concat(made)
-        .filter(pl.col("situation") != "")
-        .group_by("rank", "metric", "situation")
-        .agg(
-            samples=pl.len(),
-            mean_value=pl.col("value").mean(),
-            median_value=pl.col("value").median(),
-        )
-        .sort("rank", "metric", "situation")
-    )
-
-
-def _situation(compute: Intervals, communication: Intervals, start: Ints, end: Ints) -> NDArray[np.str_]:
-    """What ran during nine tenths of each interval; empty where nothing did for so long."""
-    length = end - start
-    both = (compute & communication).length_within(start, end)
-    computing, communicating = compute.length_within(start, end), communication.length_within(start, end)
-    parts = {
-        "both": both,
-        "compute_alone": computing - both,
-        "communication_alone": communicating - both,
-        "neither": length - computing - communicating + both,
-    }
-    enough = [(part >= SAMPLE_SHARE * length) & (length > 0) for part in parts.values()]
-    return np.select(enough, list(parts), "")
-
-
 # --- in words -------------------------------------------------------------------------------------------------
 
 
@@ -639,34 +423,25 @@ def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
     return tuple(made)
 
 
-def slowdowns(found: Result | None) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
-    """By how much are kernels slower beside communication, and transfers beside computation?
+def slowdowns(found: Result) -> dict[tuple[int, int], float]:
+    """By how much are kernels slower beside communication?
 
     Args:
-        found: the answer of ``contention.contention``; None without launch shapes.
+        found: the answer of ``contention``.
 
     Returns:
-        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost, and
-        per rank the share of transfer time beside computation that was lost to it; only where the interval excludes 0.
+        Per (rank, step; -1 for the whole capture) the share of the time beside communication that contention cost;
+        only where the interval excludes 0.
     """
-    slower: dict[tuple[int, int], float] = {}
-    transfers: dict[int, float] = {}
-    if found is None:
-        return slower, transfers
     known = found["contention_step"].filter(
         pl.col("contention_low_ns") > 0, pl.col("hidden_communication_ns") > 0
     )
-    for rank, step, cost, beside in known.select(
-        "rank", "step_index", "contention_ns", "hidden_communication_ns"
-    ).iter_rows():
-        slower[(rank, -1 if step is None else step)] = min(cost / beside, 1.0)
-    reverse = found["contention"].filter(
-        pl.col("side") == "communication", pl.col("ratio_low") > 1, pl.col("beside_ns") > 0
-    )
-    lost = ((1 - 1 / pl.col("ratio")) * pl.col("beside_ns")).sum() / pl.col("beside_ns").sum()
-    for rank, mean in reverse.group_by("rank").agg(lost).iter_rows():
-        transfers[rank] = mean
-    return slower, transfers
+    return {
+        (rank, -1 if step is None else step): min(cost / beside, 1.0)
+        for rank, step, cost, beside in known.select(
+            "rank", "step_index", "contention_ns", "hidden_communication_ns"
+        ).iter_rows()
+    }
 
 
 QUESTION = Question(
