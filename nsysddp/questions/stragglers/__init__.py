@@ -260,6 +260,12 @@ QUESTION = Question(
     tables=(LATE, LATENESS),
     run=lambda context, _: stragglers(context),
     shown=LATE.name,
+    findings={
+        "straggler": "a rank, or all ranks of a host, take longer than their peers for their own work",
+        "slow_link": "transfers of a group or a pair take longer than of those that do the same",
+        "no_straggler": "nobody is late by more than chance, and what would have been seen",
+        "no_straggler_known": "why nothing can be said of late ranks",
+    },
     reads=frozenset({"launches"}),
     whole_steps=True,
 )
