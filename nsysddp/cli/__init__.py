@@ -55,6 +55,7 @@ _ORDER = (
     "idle",
     "communicators",
     "slack",
+    "stragglers",
     "compare",
     "check",
     "evidence",

@@ -15,6 +15,7 @@ from nsysddp.ingest import host
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columnar import reports_of
 from nsysddp.ingest.columns import NONE, Codes
+from nsysddp.ingest.observers import observer_effects
 from nsysddp.ingest.part import Notes, Part, Progress, input_of, read_part
 from nsysddp.ingest.report import RUNTIME, Report, open_report
 from nsysddp.join import clocks
@@ -91,6 +92,10 @@ def load(
             report.start_hashing()
         _refuse_duplicates(opened)
         parts = [read_part(report, table, patterns, notes, progress) for report in opened]
+        effects = observer_effects(opened)
+        notes.warn(
+            "observer_effect", len(effects), "the environment changes what is measured: " + "; ".join(effects)
+        )
         put_on_axis(parts)
         run = _Run(parts, table, notes, clock_tolerance_ns, progress)
         return run.trace(

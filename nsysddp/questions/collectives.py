@@ -201,6 +201,16 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 """busbw / algbw by kind, as in nccl-tests doc/PERFORMANCE.md."""
 
 
+def with_bus_bytes(events: pl.DataFrame) -> pl.DataFrame:
+    """The events with ``bus_bytes``: what the links of their collective move; null where a part is unknown."""
+    kinds = events.select("kind", "group_size").unique()
+    known = kinds.filter(pl.col("kind").is_in(list(BUS_FACTORS)) & (pl.col("group_size") > 0))
+    factor = [BUS_FACTORS[kind](size) for kind, size in known.iter_rows()]
+    factors = known.with_columns(factor=pl.Series(factor, dtype=pl.Float64))
+    joined = events.join(factors, on=["kind", "group_size"], how="left", maintain_order="left")
+    return joined.with_columns(bus_bytes=pl.col("bytes") * pl.col("factor")).drop("factor")
+
+
 def bandwidth(
     kind: str, size: int | None, shortest_ns: int | None, group_size: int | None
 ) -> tuple[float | None, float | None]:

@@ -224,6 +224,17 @@ def _programs(trace: Trace, lines: Sequence[pl.DataFrame]) -> pl.DataFrame:
         line.select("rank", name=names[line["event"].to_numpy()]).group_by("rank", "name").len()
         for line in lines
     )
+    return _alike(counts)
+
+
+def programs_of(trace: Trace) -> pl.DataFrame:
+    """Which ranks run the same program, by all that is their own work: ``rank`` and ``program``, a number."""
+    events = trace.events.lazy().filter(pl.col("class").cast(pl.String).is_in(OWN))
+    found = _alike(events.group_by("rank", "name").len().sort("rank", "name").collect())
+    return found.select(pl.col("rank").cast(pl.Int64), "program")
+
+
+def _alike(counts: pl.DataFrame) -> pl.DataFrame:
     counts = counts.pivot(on="rank", index="name", values="len").fill_null(0)
     ranks = [name for name in counts.columns if name != "name"]
     table = counts.select(ranks).to_numpy().astype(np.int64)

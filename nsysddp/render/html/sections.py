@@ -155,6 +155,38 @@ def diagnosis_part(part: Part | None, places: Places) -> dict[str, Any] | None:
     return made
 
 
+def communicators_part(part: Part | None, places: Places) -> dict[str, Any] | None:
+    """What groups of ranks cost and are for, and the pairs that carry most."""
+    made = part_of("communicators", "Groups of ranks", part, places)
+    if made is None or part is None or not part.tables["communicator"].height:
+        return None
+    pairs = part.tables["pair"].sort("bytes", descending=True, nulls_last=True)
+    captions = (
+        (
+            "communicator_role",
+            "What each role costs, summed over the steps, on the rank that is exposed longest",
+        ),
+        ("communicator", "Groups, the longest exposed first"),
+    )
+    made["tables"] = [
+        *(short_table(caption, part.tables[name], 20) for name, caption in captions),
+        *([short_table("Pairs of ranks, those that carry most first", pairs, 20)] if pairs.height else []),
+    ]
+    return made
+
+
+def stragglers_part(part: Part | None, places: Places, heat: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Late ranks, hosts and links, beside the map of ranks by steps."""
+    made = part_of("ranks-by-step", "Ranks by step", part, places)
+    if made is None or part is None:
+        return None
+    made["words"] = f"{len(heat['ranks'])} ranks by {len(heat['steps'])} steps"
+    late = part.tables["late"]
+    made["tables"] = [short_table("What is late", late, 20)] if late.height else []
+    made["notes"] = [f"{heat['left_out']:,} later steps are not in the map."] if heat["left_out"] else []
+    return made
+
+
 def _notes(part: Part) -> list[str]:
     return [f"{warning.message} ({warning.count:,})" for warning in part.warnings] + list(part.assumptions)
 
