@@ -13,7 +13,7 @@ from test_store_database import engine_of, postgres_server, postgres_url, url
 from nsysddp.evidence.sources import Reading, load_one, repeats
 from nsysddp.model.errors import EvidenceError, UsageError
 from nsysddp.questions.compare import compare
-from nsysddp.render.compare import as_dict
+from nsysddp.render.compare.document import as_dict
 from nsysddp.store import connection as connections
 from nsysddp.store.baselines import baselines, delete_baseline, load_baseline, set_baseline
 

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsysddp.join.load import load
-from nsysddp.model import schema
 from nsysddp.model.markers import BucketMark, bucket_mark
 from nsysddp.model.result import Result
 from nsysddp.questions import analyze, context_of
 from nsysddp.questions.buckets import buckets
+from nsysddp.questions.buckets.tables import BUCKET
 from nsysddp.questions.steps import Selection
 
 US = 1_000
@@ -90,7 +90,7 @@ def test_an_annotated_backward(tmp_path: Path) -> None:
         backward(export, pid)
     result = answer(export.write(tmp_path / "a.sqlite"))
     frame = result["bucket"].filter(pl.col("rank") == 0)
-    assert frame.schema == pl.Schema(schema.BUCKET.dtypes)
+    assert frame.schema == pl.Schema(BUCKET.dtypes)
     told = frame.select(
         "bucket", "is_last", "parameters", "hook_ns", "launched_ns", "ready_ns", "started_ns", "ended_ns"
     ).rows()

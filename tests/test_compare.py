@@ -26,7 +26,10 @@ from nsysddp.questions.compare.facts import facts_of, unlike
 from nsysddp.questions.compare.metrics import RANK_METRICS, percentile
 from nsysddp.questions.compare.run import PATH_PARTS, Run, run_of
 from nsysddp.questions.overlap import OVERLAP
-from nsysddp.render.compare import as_dict, draw_comparison, drawn_rows, markdown, sentence, which_is_which
+from nsysddp.render.compare.document import as_dict
+from nsysddp.render.compare.picture import draw_comparison, drawn_rows
+from nsysddp.render.compare.tables import markdown
+from nsysddp.render.compare.words import sentence, which_is_which
 
 PARTS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memory_ns", "graph_ns", "idle_ns")
 

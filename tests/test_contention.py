@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsysddp.join.load import load
-from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.questions import context_of
 from nsysddp.questions.contention import REASONS, _Samples, contention
+from nsysddp.questions.contention.tables import CONTENTION_STEP
 from nsysddp.questions.steps import Selection
 
 
@@ -393,7 +393,7 @@ def test_gemms_of_a_gpt_are_nearly_twice_as_slow_beside_communication(
     assert gemms["ratio"].min() > 1.75
     assert gemms["ratio"].max() < 1.95
     steps = result["contention_step"]
-    assert steps.schema == pl.Schema(schema.CONTENTION_STEP.dtypes)
+    assert steps.schema == pl.Schema(CONTENTION_STEP.dtypes)
     assert steps["measured_ratio"].min() > 0.95
     # The rank that waits long beside its own backward pays more than the transfer that it hides.
     worst = steps.sort("net_overlap_gain_ns").row(0, named=True)

@@ -19,7 +19,7 @@ from builder import Export
 from test_compare import write_capture
 
 from nsysddp import cli, samples
-from nsysddp.evidence import archive, bundle
+from nsysddp.evidence import archive, bundle, gathered
 from nsysddp.evidence.schema import json_schema, schema_text
 from nsysddp.evidence.sources import Reading, Source, load_one
 from nsysddp.evidence.verify import verify
@@ -490,7 +490,7 @@ def test_the_redacted_copy_gives_the_numbers_of_the_report(
 ) -> None:
     source = Source(Path(name).name, (unpacked(name),))
     direct = load_one(source, Reading())
-    shared = bundle.prepare(bundle.Request("?", (), Reading()), [source], [], tmp_path).new[0]
+    shared = gathered.prepare(gathered.Request("?", (), Reading()), [source], [], tmp_path).new[0]
     for table, frame in {**direct.result.tables, **direct.more}.items():
         assert frame.equals({**shared.result.tables, **shared.more}[table]), table
     assert [one.message for one in direct.result.findings] == [one.message for one in shared.result.findings]

@@ -16,7 +16,7 @@ import pytest
 from conftest import require
 from test_evidence import ONE, TWELVE, Tool, make, members_of, resealed, tool
 
-from nsysddp.evidence import archive, bundle, signature
+from nsysddp.evidence import archive, bundle, gathered, signature
 from nsysddp.evidence.verify import verify
 from nsysddp.model.errors import EvidenceError, NsysddpError
 from nsysddp.render import drawn
@@ -36,7 +36,7 @@ def computed_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
     That is: the runs of one request, the members of a bundle, a picture of the same drawn data, a packed member.
     """
-    prepare, build, picture, packed = bundle.prepare, bundle.build, bundle._picture, archive._packed
+    prepare, build, picture, packed = gathered.prepare, bundle.build, bundle._picture, archive._packed
 
     def prepared(request: Any, new: Any, base: Any, scratch: Path) -> Any:
         key = repr(

@@ -442,3 +442,59 @@ def test_a_million_events_open_quickly_and_stay_small(driver: Any, tmp_path: Pat
     assert high - low < 20
     assert "ncclDevKernel" in driver.find_element("id", "timeline-details").text
     check_quiet(driver, page)
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of six ranks of which the third is late."""
+    from simulation.export import write
+    from simulation.jobs import Job, Planted, simulate
+
+    from nsysddp.questions.communicators import communicators
+    from nsysddp.questions.stragglers import stragglers
+
+    folder = tmp_path_factory.mktemp("mapped")
+    job = Job(
+        ranks=6, steps=5, layers=2, per_host=3, planted=Planted("slow_rank", 1.2, rank=2, phase="backward")
+    )
+    trace = load(write(simulate(job), folder), launches=True, host_calls=True)
+    context = context_of(trace)
+    page = html_report(
+        analyze(trace), context=context, stragglers=stragglers(context), communicators=communicators(context)
+    )
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    return folder / "page.html"
+
+
+def test_a_cell_of_the_map_leads_to_its_step_and_rank(driver: Any, mapped: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.select import Select
+
+    opened(driver, mapped)
+    canvas = driver.find_element(By.ID, "heat-map")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    # The latest rank is the first row; cells lie 118 px from the left and 22 px from the top.
+    wide, tall = canvas.size["width"], canvas.size["height"]
+    column, row = (wide - 120) / 5, (tall - 24) / 6
+    x, y = 118 + 3.5 * column - wide / 2, 22 + 0.5 * row - tall / 2
+    ActionChains(driver).move_to_element_with_offset(canvas, round(x), round(y)).click().perform()
+    said = driver.find_element(By.ID, "heat-says").text
+    assert said.startswith("rank 2 (host-1), step 3: own time beyond the peers' ")
+    shown = "return document.getElementById('timeline-view').textContent"
+    assert "step 3" in driver.execute_script(shown) or driver.execute_script("return scrollY") > 0
+    assert driver.execute_script("return document.activeElement.closest('#timeline') !== null")
+    canvas.send_keys(Keys.ARROW_LEFT)
+    assert driver.find_element(By.ID, "heat-says").text.startswith("rank 2 (host-1), step 2")
+    Select(driver.find_element(By.ID, "heat-order")).select_by_visible_text("by rank")
+    Select(driver.find_element(By.ID, "heat-figure")).select_by_visible_text("bus bandwidth")
+    assert "GB/s" in driver.find_element(By.ID, "heat-scale").text
+    check_quiet(driver, mapped)
+
+
+def test_groups_of_ranks_and_late_ranks_are_on_the_page(mapped: Path) -> None:
+    text = mapped.read_text(encoding="utf-8")
+    assert "Rank 2 is late in every step" in text
+    assert 'id="communicators"' in text
+    assert "reduced in or after backward" in text

@@ -21,13 +21,13 @@ from simulation.jobs import simulate as simulate_job
 from test_critical_path_random import LONGER, Op, programs, simulate, trace_of
 
 from nsysddp.join.load import load
-from nsysddp.model import schema
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
 from nsysddp.questions import analyze, context_of
 from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs
 from nsysddp.questions.idle import idle
+from nsysddp.questions.idle.tables import IDLE
 from nsysddp.questions.steps import Selection
 
 Piece = tuple[str, str, str | None, float, float]
@@ -569,7 +569,7 @@ def test_the_nodes_of_a_cuda_graph_are_one_launch() -> None:
 def test_causes_of_real_captures_add_up_to_the_idle_time(name: str, unpacked: Callable[[str], Path]) -> None:
     context = context_of(load(unpacked(f"h200/{name}"), host_calls=True))
     result = idle(context)
-    assert result["idle"].schema == pl.Schema(schema.IDLE.dtypes)
+    assert result["idle"].schema == pl.Schema(IDLE.dtypes)
     overlap = analyze(context.trace)["overlap"].select("rank", "step_index", "idle_ns")
     told = (
         result["idle_step"]

@@ -14,7 +14,7 @@ from command import run
 from conftest import FIXTURES
 from test_compare import write_capture
 
-from nsysddp.render.compare import json_schema
+from nsysddp.render.compare.document import json_schema
 
 CAPTURE = FIXTURES / "h200" / "delay_cap4.sqlite.gz"
 CLAIM = ("--claim", "step improves by >= 1%")

@@ -331,6 +331,14 @@ def test_transfers_that_another_process_stretched_are_part_of_a_straggler(tmp_pa
     assert predicted(job, tmp_path)["no_straggler"] == (pytest.approx(0, abs=0.02), True)
 
 
+def test_links_that_groups_share_are_followed_in_other_layouts(tmp_path: Path) -> None:
+    """Experts and gradients leave a GPU over one link: in one bucket at the end, gradients have it for themselves."""
+    job = Job(kind="ep", ranks=4, group=4, layers=6, activation_bytes=12 * MIB, gbps=30.0, marked=True)
+    found = predicted(job, tmp_path)
+    for scenario in ("cap_400", "order_reverse", "faster_0.5", "faster_1.5"):
+        assert found[scenario] == (pytest.approx(0, abs=0.02), True), scenario
+
+
 def test_streams_that_share_one_hardware_queue_are_replayed_in_order(tmp_path: Path) -> None:
     """CUDA_DEVICE_MAX_CONNECTIONS=1: what a collective held back starts earlier when the collective does."""
     queue = Planted("one_queue")
@@ -347,6 +355,16 @@ def test_what_unmatched_transfers_waited_for_is_not_predicted(tmp_path: Path) ->
     assert {"faster_4", "no_straggler"} <= set(silent)
     assert "without a known counterpart" in silent["faster_4"]
     assert "--include-blobs=true" in silent["faster_4"]
+
+
+def test_caps_of_small_equal_buckets_are_not_predicted_without_a_latency(tmp_path: Path) -> None:
+    """One size of message says nothing about its latency, and larger buckets save just that."""
+    job = Job(ranks=2, layers=24, layer_ns=80 * US, layer_bytes=MIB, layer_parameters=1, cap=MIB)
+    job = replace(job, latency_ns=90 * US, gbps=20.0, jitter=0.003)
+    answer = judge.ask(write(simulate(job), tmp_path), job, payload=True)
+    (row,) = (row for row in answer.whatif if row["scenario"] == "cap_25")
+    assert row["step_ns"] is None
+    assert "how much of their time is latency" in row["reason"]
 
 
 def test_a_job_that_fails_is_counted_and_named() -> None:

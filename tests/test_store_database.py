@@ -492,8 +492,9 @@ def test_migrations_make_exactly_the_models(url: str) -> None:
 def _later_revision(folder: Path, body: str) -> Path:
     """A copy of the migrations with one more revision."""
     shutil.copytree(connections.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    newest = max(path.name for path in (folder / "versions").glob("0*.py")).partition("_")[0]
     (folder / "versions" / "9001_later.py").write_text(
-        'import sqlalchemy as sa\nfrom alembic import op\nrevision = "9001"\ndown_revision = "0003"\n'
+        f'import sqlalchemy as sa\nfrom alembic import op\nrevision = "9001"\ndown_revision = "{newest}"\n'
         f"def upgrade():\n{body}"
     )
     return folder

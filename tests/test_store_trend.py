@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from test_store_database import document, overlap_row
 
 from nsysddp.model.errors import EvidenceError, UsageError
+from nsysddp.questions import changes as statistics
+from nsysddp.questions.changes import find_changes
 from nsysddp.render import trend as picture
 from nsysddp.render.trend import ChangePoint, Trend, TrendPoint, draw_trend
-from nsysddp.store import trend as statistics
 from nsysddp.store.database import save
-from nsysddp.store.trend import find_changes, median_interval, trend
+from nsysddp.store.trend import median_interval, trend
 
 # ------------------------------------------------------------ change points
 

@@ -235,6 +235,34 @@ def test_a_reduction_before_backward_waits_for_no_gradient(tmp_path: Path) -> No
     assert LAST not in one_collective(tmp_path, "AllReduce", (30, 31), "forward")
 
 
+def test_whom_ranks_waited_for_in_the_warm_up_makes_none_late(tmp_path: Path) -> None:
+    """Rank 2 is late by 500 in the first step, rank 0 by 30 in the three behind it."""
+    export = Export()
+    for step, (first, last) in enumerate([(0, 600), (600, 700), (700, 800), (800, 900)]):
+        ready = [first + 40] * 3
+        ready[2 if step == 0 else 0] += 500 if step == 0 else 30
+        for rank, at in enumerate(ready):
+            end = max(ready) + 10
+            export.lanes(
+                f'rank {rank} | host "step {step}"[{first},{last}) s7 g[{first},{at}) s17 c[{at},{end})'
+            )
+    code, message = bound(document(export.write(tmp_path / "a.sqlite")))
+    assert code == "late_rank", message
+    assert message.startswith("Rank 0 is late: the others wait 30.00 of 100.00 ms a step for it")
+
+
+def test_a_wait_under_computation_blames_nobody_for_the_exposed_one(tmp_path: Path) -> None:
+    """Ranks 0 and 1 wait for rank 2 under 50 of computation, then for rank 1 (0 and 2) with nothing to compute."""
+    lanes = (
+        "s7 g[0,10) g[10,60) s17 c[10,60) c[61,95)",
+        "s7 g[0,10) g[10,60) s17 c[10,60) s7 g[60,90) s17 c[90,95)",
+        "s7 g[0,55) s17 c[55,60) s7 g[55,60) s17 c[61,95)",
+    )
+    code, message = bound(document(steps(tmp_path, *lanes)))
+    assert code == "late_rank", message
+    assert message.startswith("Rank 1 is late: the others wait 29.00 of 100.00 ms a step for it")
+
+
 @pytest.mark.parametrize("kind", ["hsdp", "tp", "pp"])
 def test_a_late_rank_is_found_behind_ranks_of_other_groups_that_wait_for_it(
     tmp_path: Path, kind: str

@@ -39,10 +39,10 @@ EXIT_CODES = {
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _NO_MEMORY = (
-    "not enough memory for these reports (how much each question takes: docs/results/scale.md); give fewer of them, "
-    "capture fewer steps (nsysddp capture --capture-steps), or use a machine with more"
+    "not enough memory for these reports, which are read whole; give fewer reports at a time, capture fewer steps, or "
+    "use a machine with more"
 )
-"""A report is read whole, so no option of a question makes it smaller."""
+"""No option of a question reads less of a report, so none is advised."""
 
 _ORDER = (
     "analyze",
@@ -55,6 +55,7 @@ _ORDER = (
     "idle",
     "communicators",
     "slack",
+    "stragglers",
     "compare",
     "check",
     "evidence",

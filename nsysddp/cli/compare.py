@@ -24,7 +24,7 @@ _TABLES = ("comparison", "account", "matrix", "unlike")
 
 
 def _schema() -> dict[str, Any]:
-    from nsysddp.render.compare import json_schema
+    from nsysddp.render.compare.document import json_schema
 
     return json_schema()
 
@@ -67,7 +67,8 @@ def command(
     from nsysddp.cli.reading import inputs_of, reading_of
     from nsysddp.evidence.sources import check_alike
     from nsysddp.questions.compare import compare
-    from nsysddp.render.compare import draw_comparison, markdown, print_comparison
+    from nsysddp.render.compare.picture import draw_comparison
+    from nsysddp.render.compare.tables import markdown, print_comparison
     from nsysddp.render.files import check_file
     from nsysddp.render.text import console
     from nsysddp.render.timeline import kind_of, save
@@ -103,6 +104,6 @@ def command(
 
 def _write(found: Comparison, asked: Mapping[str, Any], stream: TextIO) -> None:
     """Write the document."""
-    from nsysddp.render.compare import document
+    from nsysddp.render.compare.document import document
 
     stream.write(json.dumps(document(found, asked), ensure_ascii=False) + "\n")

@@ -67,7 +67,7 @@ def command(
     users or command lines, and the same input gives the same bytes. `nsysddp verify` checks it.
     """
     from nsysddp.cli.reading import inputs_of, reading_of
-    from nsysddp.evidence import archive, bundle, signature
+    from nsysddp.evidence import archive, bundle, gathered, signature
     from nsysddp.evidence.claims.reading import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run
     from nsysddp.model.scratch import scratch_folder
@@ -81,7 +81,7 @@ def command(
     claims = gather_claims(texts, file) if texts or file else Claims(None, ())
     check_alike(base_sources, sources)
     reading = reading_of(request)
-    wanted = bundle.Request(
+    wanted = gathered.Request(
         question=question or claims.question or bundle.QUESTION,
         claims=claims.claims,
         reading=reading,
@@ -89,7 +89,7 @@ def command(
         with_export=with_export,
     )
     with scratch_folder() as scratch:
-        found = bundle.prepare(wanted, sources, base_sources, scratch)
+        found = gathered.prepare(wanted, sources, base_sources, scratch)
         copies = bundle.exports(found) if with_export else {}
     members = bundle.build(found, copies)
     if key is not None:

@@ -16,12 +16,14 @@ from nsysddp.cli.words import file_option
 @file_option("The page.")
 @click.option("--force", is_flag=True, help="Overwrite the page.")
 def command(request: Request, out: Path, force: bool) -> None:
-    """Write one HTML page: verdict, findings, ranks, timeline, collectives, critical path, diagnosis, provenance.
+    """Write one HTML page: verdict, findings, timeline, ranks by step, collectives, critical path, diagnosis.
 
     The page needs no network and opens from disk. A timeline of any size fits; what had to be merged is said there.
     With --from or --to there is no critical path and no diagnosis: they are of whole steps.
     """
+    from nsysddp.questions.communicators import communicators
     from nsysddp.questions.context import context_of
+    from nsysddp.questions.stragglers import stragglers
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.html import html_report
 
@@ -35,6 +37,8 @@ def command(request: Request, out: Path, force: bool) -> None:
         critical_path=context.paths if whole else None,
         buckets=context.buckets,
         diagnosis=context.diagnosis if whole else None,
+        stragglers=stragglers(context) if whole else None,
+        communicators=communicators(context) if whole else None,
     )
     with whole_file(out, force=force) as stream:
         stream.write(page.encode("utf-8"))

@@ -17,155 +17,32 @@ import json
 import platform
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 import nsysddp
-from nsysddp.evidence.claims import check
-from nsysddp.evidence.claims.claim import Claim, Verdict
-from nsysddp.evidence.claims.reading import parse
+from nsysddp.evidence.gathered import export_member
 from nsysddp.evidence.schema import SCHEMA_VERSION, schema_text
-from nsysddp.evidence.sources import Loaded, Reading, Source
+from nsysddp.evidence.sources import Loaded
 from nsysddp.model.names import visible
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.scratch import scratch_folder
 from nsysddp.model.warnings import Warning
-from nsysddp.questions.request import Request as Asked
 from nsysddp.render.tables import csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nsysddp.evidence.gathered import Evidence, Request
     from nsysddp.evidence.review import Answer
-    from nsysddp.questions.compare import Comparison
+
 
 FORMAT = "nsysddp evidence 2"
 QUESTION = "How much communication is hidden, and what is exposed?"
 LIBRARIES = ("numpy", "polars", "matplotlib", "pillow", "jinja2")
 """Libraries whose version can change a byte of a bundle."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything besides the runs that decides what is in a bundle.
-
-    Attributes:
-        question: what the reviewer wants to know.
-        claims: what is claimed.
-        reading: how the runs are read.
-        allow_unlike: compare although the sides differ.
-        with_export: put redacted minimal exports in.
-    """
-
-    question: str
-    claims: tuple[Claim, ...]
-    reading: Reading
-    allow_unlike: bool = False
-    with_export: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """What was asked, as ``evidence.json`` and the manifest keep it."""
-        options = {
-            "question": self.question,
-            "claims": [{"name": claim.name, "claim": claim.text} for claim in self.claims],
-            "allow_unlike": self.allow_unlike,
-            "with_export": self.with_export,
-            "rules": self.reading.rules,
-        }
-        return self.reading.asked("evidence", "analysis", options).as_dict()
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Request:
-        """What ``as_dict`` wrote.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is something else.
-        """
-        asked = Asked.of(content)
-        options = asked.options
-        return cls(
-            question=str(options["question"]),
-            claims=tuple(parse(str(claim["claim"]), str(claim["name"])) for claim in options["claims"]),
-            reading=Reading.of(asked, options["rules"]),
-            allow_unlike=bool(options["allow_unlike"]),
-            with_export=bool(options["with_export"]),
-        )
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The runs and what follows from them."""
-
-    request: Request
-    new: tuple[Loaded, ...]
-    base: tuple[Loaded, ...]
-    comparison: Comparison | None
-    answers: tuple[Verdict, ...]
-
-    @property
-    def sides(self) -> list[tuple[str, Loaded]]:
-        """Every run with its side, the new side first."""
-        return [*(("new", run) for run in self.new), *(("base", run) for run in self.base)]
-
-
-def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scratch: Path) -> Evidence:
-    """Redact, read and analyse the runs, compare the sides and answer the claims.
-
-    Args:
-        request: what is wanted.
-        new: the runs that the bundle is about.
-        base: the runs that they are compared with.
-        scratch: an empty folder for the copies; ``exports`` reads them there.
-
-    Raises:
-        UsageError: the sides are unlike; ReportError, CaptureError: as of reading.
-    """
-    from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
-    from nsysddp.evidence.sources import File, load_one, recorded
-
-    hosts = aliases_of_hosts([path for source in (*new, *base) for path in source.reports])
-    patterns = (request.reading.step_pattern, *request.reading.phase_patterns.values())
-    policy = Policy(minimal=True, keep_ranges=tuple(dict.fromkeys(patterns)))
-    sides: dict[str, list[Loaded]] = {"new": [], "base": []}
-    for side, sources in (("new", new), ("base", base)):
-        for number, source in enumerate(sources, 1):
-            copies = []
-            for place, path in enumerate(source.reports, 1):
-                copy = scratch / export_member(side, number, place, visible(path.name))
-                copy.parent.mkdir(parents=True)
-                redact(path, copy, policy=policy, hosts=hosts)
-                copies.append(copy)
-            sides[side].append(
-                load_one(
-                    replace(source, reports=tuple(copies), extra=()),
-                    request.reading,
-                    stands_for=[File.of(path) for path in source.files],
-                    kept=recorded(source),
-                )
-            )
-    return gather(request, sides["new"], sides["base"])
-
-
-def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ()) -> Evidence:
-    """Compare the sides where there are two, and answer the claims.
-
-    Raises:
-        UsageError: the sides are unlike.
-    """
-    comparison = None
-    if base:
-        from nsysddp.questions.compare import compare
-
-        comparison = compare(
-            [one.run for one in base], [one.run for one in new], allow_unlike=request.allow_unlike
-        )
-    return Evidence(
-        request, tuple(new), tuple(base), comparison, tuple(check(request.claims, new, comparison))
-    )
 
 
 def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -192,14 +69,6 @@ def build(evidence: Evidence, copies: Mapping[str, bytes]) -> dict[str, bytes]:
     return members
 
 
-def export_member(side: str, run: int, report: int, name: str) -> str:
-    """Member of the redacted copy of a report: the side's run and the run's report, both from 1, and its base name."""
-    from nsysddp.evidence.sources import REPORTS
-
-    ending = next((one for one in REPORTS if name.endswith(one)), "")
-    return f"exports/{side}/{run}/{report}/{name.removesuffix(ending)}.sqlite"
-
-
 def exports(evidence: Evidence) -> dict[str, bytes]:
     """The redacted copies of ``prepare`` as members."""
     counts = {"new": 0, "base": 0}
@@ -216,7 +85,7 @@ def exports(evidence: Evidence) -> dict[str, bytes]:
 
 def document(evidence: Evidence) -> dict[str, Any]:
     """Everything that was found, as plain JSON values; ``evidence.schema.json`` is its form."""
-    from nsysddp.render.compare import as_dict as comparison_dict
+    from nsysddp.render.compare.document import as_dict as comparison_dict
 
     compared = None if evidence.comparison is None else comparison_dict(evidence.comparison)
     return {
@@ -275,7 +144,7 @@ def _tables(evidence: Evidence) -> dict[str, bytes]:
 
 
 def _figures(evidence: Evidence) -> dict[str, bytes]:
-    from nsysddp.render.compare import draw_comparison
+    from nsysddp.render.compare.picture import draw_comparison
     from nsysddp.render.decomposition import draw_decomposition
     from nsysddp.render.drawn import drawn
     from nsysddp.render.timeline import draw_timeline
@@ -305,7 +174,7 @@ def _picture(figure: Figure, kind: str, data: str) -> bytes:
 
 
 def _page(evidence: Evidence, answer: Answer, diagnosis: Result | None) -> str:
-    from nsysddp.render.compare import sentence, which_is_which
+    from nsysddp.render.compare.words import sentence, which_is_which
     from nsysddp.render.html import html_report
 
     first = evidence.new[0]

@@ -10,13 +10,13 @@ import polars as pl
 
 import nsysddp
 from nsysddp.model.names import ranks_text
-from nsysddp.render import compare as render
 from nsysddp.render import per_rank
 from nsysddp.render.claims import WORDS, summary
-from nsysddp.render.compare import escaped, markdown_table
+from nsysddp.render.compare.tables import escaped, markdown, markdown_table
+from nsysddp.render.compare.words import sentence, title_of, which_is_which
 
 if TYPE_CHECKING:
-    from nsysddp.evidence.bundle import Evidence
+    from nsysddp.evidence.gathered import Evidence
     from nsysddp.evidence.sources import Loaded
 
 _METHOD = """\
@@ -68,7 +68,7 @@ def answer_of(evidence: Evidence, unjudged: pl.DataFrame | None = None) -> Answe
     first, *rest = evidence.new
     change: tuple[str, ...] = ()
     if evidence.comparison is not None:
-        change = (render.sentence(evidence.comparison), *render.which_is_which(evidence.comparison))
+        change = (sentence(evidence.comparison), *which_is_which(evidence.comparison))
     return Answer(
         finding=first.result.findings[0].message if first.result.findings else "Nothing was found.",
         others=tuple(_further(first, rest)),
@@ -107,7 +107,7 @@ def _unknown(evidence: Evidence, unjudged: pl.DataFrame | None) -> list[str]:
             ranks = missing.setdefault((row["metric"], row["reason"]), [])
             ranks += [] if row["rank"] is None else [row["rank"]]
         said += [
-            f"the change of {render.title_of(metric)}{f' on {ranks_text(ranks)}' if ranks else ''}: {reason}"
+            f"the change of {title_of(metric)}{f' on {ranks_text(ranks)}' if ranks else ''}: {reason}"
             for (metric, reason), ranks in missing.items()
         ]
         said += [note for note in evidence.comparison.warnings if "not known" in note]
@@ -134,7 +134,7 @@ def review(evidence: Evidence, answer: Answer, members: Sequence[str]) -> str:
         *_picture("What each rank's time is made of", "decomposition", members),
     ]
     if evidence.comparison is not None:
-        lines += ["## Comparison with the base", "", render.markdown(evidence.comparison, brief=True), ""]
+        lines += ["## Comparison with the base", "", markdown(evidence.comparison, brief=True), ""]
         lines += _picture("Base against new, with 95 % intervals", "comparison", members)
     lines += ["## Method", "", _METHOD, "", "## Limits", "", *_limits(evidence), ""]
     lines += ["## From what, and how to check it", "", *_provenance(evidence), ""]

@@ -17,7 +17,7 @@ def schema_text() -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of evidence.json, made anew; the shipped file is this."""
     from nsysddp.questions.analysis import QUESTION
-    from nsysddp.render.compare import schema_of_comparison
+    from nsysddp.render.compare.document import schema_of_comparison
     from nsysddp.render.document import TOOL_SCHEMA, listed, record, request_schema
     from nsysddp.render.document import json_schema as of_analyze
 
@@ -54,8 +54,9 @@ def _claim() -> dict[str, Any]:
 
 def _run(analyze: Mapping[str, Any]) -> dict[str, Any]:
     """One run: what ``analyze`` says of it, and the tables that a comparison needs besides."""
-    from nsysddp.model.schema import CONTENTION_STEP, IDLE_STEP
+    from nsysddp.questions.contention.tables import CONTENTION_STEP
     from nsysddp.questions.critical_path import PATH_KIND, PATH_STEP
+    from nsysddp.questions.idle.tables import IDLE_STEP
     from nsysddp.render.document import TEXT, listed, record, rows_of
 
     further = (CONTENTION_STEP, IDLE_STEP, PATH_STEP, PATH_KIND)

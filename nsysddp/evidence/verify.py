@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import nsysddp
-from nsysddp.evidence import archive, bundle, signature
+from nsysddp.evidence import archive, bundle, gathered, signature
 from nsysddp.evidence.differences import alike_but_last_digits, changed, differences
 from nsysddp.evidence.sources import File, Loaded, Recorded, Source, load_one
 from nsysddp.ingest.columnar import is_export
@@ -296,7 +296,7 @@ class _PlannedRun:
 class _Plan:
     """How the bundle was made, as it says itself."""
 
-    request: bundle.Request
+    request: gathered.Request
     runs: tuple[_PlannedRun, ...]
 
 
@@ -324,7 +324,7 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
         )
     if not any(run.side == "new" for run in runs):
         raise ValueError("no run")
-    return _Plan(bundle.Request.of(manifest["request"]), tuple(runs))
+    return _Plan(gathered.Request.of(manifest["request"]), tuple(runs))
 
 
 def _again(
@@ -335,7 +335,7 @@ def _again(
     found: _Found,
     *,
     signed: bool,
-) -> tuple[bundle.Evidence, dict[str, bytes], bool] | None:
+) -> tuple[gathered.Evidence, dict[str, bytes], bool] | None:
     """The evidence computed anew, its exports, and whether it is from them; None where nothing is there to do it."""
     if not given and not any(name.startswith("exports/") for name in members):
         found.unverified.append("every number, page and picture: nothing was computed anew; give the reports")
@@ -344,7 +344,7 @@ def _again(
         try:
             if given:
                 sources = _sources(file, scratch / "given", plan, given, found)
-                evidence = bundle.prepare(plan.request, sources["new"], sources["base"], scratch / "copies")
+                evidence = gathered.prepare(plan.request, sources["new"], sources["base"], scratch / "copies")
                 return evidence, bundle.exports(evidence) if plan.request.with_export else {}, False
             evidence = _from_exports(scratch, members, plan)
         except (UsageError, NoGpuEvents) as error:
@@ -428,13 +428,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> bundle.Evidence:
+def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> gathered.Evidence:
     """Everything from the redacted exports, under the names and hashes of the reports that they stand for."""
     sides: dict[str, list[Loaded]] = {"new": [], "base": []}
     for number, run in enumerate(plan.runs):
         places = []
         for report, file in enumerate(run.files[: run.reports], 1):
-            member = bundle.export_member(run.side, len(sides[run.side]) + 1, report, file.name)
+            member = gathered.export_member(run.side, len(sides[run.side]) + 1, report, file.name)
             if member not in members:
                 raise EvidenceError(f"holds no {member}", do="give the reports instead")
             place = scratch / str(number) / str(report) / member.rpartition("/")[2]
@@ -445,7 +445,7 @@ def _from_exports(scratch: Path, members: Mapping[str, bytes], plan: _Plan) -> b
         sides[run.side].append(
             load_one(source, plan.request.reading, stands_for=run.files, kept=run.recorded)
         )
-    return bundle.gather(plan.request, sides["new"], sides["base"])
+    return gathered.gather(plan.request, sides["new"], sides["base"])
 
 
 def _against_reports(

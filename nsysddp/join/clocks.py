@@ -1,19 +1,22 @@
 """On one time axis: how far each report's clock is from the others, and how well that is known.
 
 Definitions, "When". Ranks of one report, and reports with equal anchors, share a clock and are never corrected
-against each other. Between other reports there is one offset: the median difference of the ends of matched
-collectives, from those with the shortest transfer; where two share none, by way of others.
+against each other. Between other reports there is one offset, the median difference of the ends of matched
+collectives, from those with the shortest transfer, and a rate where long captures show that clocks drift; where two
+share none, by way of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from nsysddp.join import drift
+from nsysddp.join.drift import Line
 from nsysddp.join.match import ALL_KINDS, SYNCHRONISING, Kernels
 
 if TYPE_CHECKING:
@@ -25,17 +28,17 @@ SHORT_TRANSFER_NS = 20_000
 
 @dataclass(frozen=True)
 class Clock:
-    """Alignment of one clock: add ``offset_ns`` to its anchored times.
+    """Alignment of one clock.
 
     Attributes:
-        offset_ns: correction in ns.
+        line: what to add to its anchored times.
         residual_ns: median absolute deviation after it; None if nothing could be compared.
         method: shared, anchor, collectives or none.
     """
 
-    offset_ns: int
     residual_ns: int | None
     method: str
+    line: Line = field(default_factory=Line)
 
 
 def clocks_of(anchors: Sequence[int | None]) -> list[int]:
@@ -62,14 +65,14 @@ def align(kernels: Kernels, anchored: Mapping[int, bool]) -> dict[int, Clock]:
     """
     result: dict[int, Clock] = {}
     if len(anchored) == 1:
-        return {0: Clock(0, None, "shared")}
+        return {0: Clock(None, "shared")}
     ends = _ends(kernels)
     better = ends.filter("synchronises")
     for clock in sorted(anchored):
         if clock in result:
             continue
         lone = "anchor" if anchored[clock] and anchored[0] else "none"
-        result[clock] = Clock(0, None, lone if clock else "shared")
+        result[clock] = Clock(None, lone if clock else "shared")
         # Kinds in which a rank can end before others arrive are for those that share no better ones.
         while len(result) < len(anchored) and (_reach(better, result) or _reach(ends, result)):
             pass
@@ -103,20 +106,34 @@ def _ends(kernels: Kernels) -> pl.DataFrame:
 
 
 def _differences(ends: pl.DataFrame, aligned: Mapping[int, Clock]) -> pl.DataFrame:
-    """clock, lead, difference, transfer: how far each end is before the aligned end by the clock aligned first."""
+    """How far each end is before the aligned end by the clock aligned first.
+
+    Returns:
+        clock, lead_clock, recorded (the end, not aligned), difference and transfer.
+    """
     order = pl.DataFrame(
-        [(clock, place, one.offset_ns) for place, (clock, one) in enumerate(aligned.items())],
-        schema={"clock": pl.Int64, "place": pl.Int64, "offset": pl.Int64},
+        [
+            (clock, place, one.line.offset_ns, one.line.rate, one.line.origin_ns)
+            for place, (clock, one) in enumerate(aligned.items())
+        ],
+        schema={
+            "clock": pl.Int64,
+            "place": pl.Int64,
+            "offset": pl.Int64,
+            "rate": pl.Float64,
+            "origin": pl.Int64,
+        },
         orient="row",
     )
     placed = ends.join(order, on="clock", how="left").sort("collective", "place", nulls_last=True)
     lead = pl.col("clock", "place").first().over("collective").name.prefix("lead_")
-    end = pl.col("end") + pl.col("offset").fill_null(0)
+    drifted = ((pl.col("end") - pl.col("origin")) * pl.col("rate")).round(mode="half_to_even").cast(pl.Int64)
+    end = pl.col("end") + (pl.col("offset") + drifted).fill_null(0)
     return (
-        placed.with_columns(lead, end=end)
+        placed.with_columns(lead, recorded="end", end=end)
         .with_columns(difference=pl.col("end").first().over("collective") - pl.col("end"))
         .filter(pl.col("lead_place").is_not_null() & (pl.col("clock") != pl.col("lead_clock")))
-        .select("clock", "lead_clock", "difference", "transfer")
+        .select("clock", "lead_clock", "recorded", "difference", "transfer")
     )
 
 
@@ -124,9 +141,10 @@ def _reach(ends: pl.DataFrame, aligned: dict[int, Clock]) -> bool:
     """Align every clock that shares a collective with an aligned one; False if there is none."""
     found = _differences(ends, aligned).filter(~pl.col("clock").is_in(list(aligned)))
     for (clock,), mine in sorted(found.partition_by("clock", as_dict=True).items()):
-        chosen = _chosen(mine)
-        offset = int(np.median(chosen))
-        aligned[clock] = Clock(offset, int(np.median(np.abs(chosen - offset))), "collectives")
+        recorded, difference = _chosen(mine)
+        line = drift.fit(recorded, difference)
+        residual = int(np.median(np.abs(difference - line.at(recorded))))
+        aligned[clock] = Clock(residual, "collectives", line)
     return found.height > 0
 
 
@@ -134,12 +152,16 @@ def _check(ends: pl.DataFrame, aligned: dict[int, Clock]) -> None:
     """Clocks aligned along different ways must agree where they meet, too: the worst residual counts."""
     met = _differences(ends, aligned).partition_by("clock", "lead_clock", as_dict=True)
     for (clock, _), mine in met.items():
-        residual = int(np.median(np.abs(_chosen(mine))))
+        residual = int(np.median(np.abs(_chosen(mine)[1])))
         aligned[clock] = replace(aligned[clock], residual_ns=max(residual, aligned[clock].residual_ns or 0))
 
 
-def _chosen(pairs: pl.DataFrame) -> NDArray[Any]:
-    """The differences of ends to believe: those of short transfers, if there are enough."""
-    difference = pairs["difference"].to_numpy()
-    short = difference[pairs["transfer"].to_numpy() <= SHORT_TRANSFER_NS]
-    return short if short.size >= 3 else difference
+def _chosen(pairs: pl.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ends and their differences to believe: those of short transfers, if there are enough all over the capture."""
+    short = pairs.filter(pl.col("transfer") <= SHORT_TRANSFER_NS)
+    reach = [float(np.ptp(frame["recorded"].to_numpy())) if frame.height else 0.0 for frame in (short, pairs)]
+    enough = short.height >= 3 and (
+        reach[0] >= reach[1] / 2 or reach[1] * drift.MOST_RATE < SHORT_TRANSFER_NS
+    )
+    chosen = short if enough else pairs
+    return chosen["recorded"].to_numpy(), chosen["difference"].to_numpy()

@@ -13,6 +13,7 @@ from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE, shared, stable_order
 from nsysddp.ingest.part import Notes, Part, Progress, counted, threadless
 from nsysddp.ingest.report import RUNTIME
+from nsysddp.join.drift import Line
 from nsysddp.join.ranks import Ranks, rows_of
 from nsysddp.model import schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, looks_collective
@@ -197,7 +198,10 @@ class Events:
             calls = self._kept.pop(number, None)
             if calls is None:
                 calls = host.read_calls(part.report, part.processes)
-            made.append(calls.frame(part.first_process, part.shift + offsets[part.clock].offset_ns))
+            frame, line = calls.frame(part.first_process, part.shift), offsets[part.clock].line
+            if line != Line():
+                frame = frame.with_columns(line.move(pl.col(name)) for name in ("start_ns", "end_ns"))
+            made.append(frame)
         return made[0] if len(made) == 1 else pl.concat(made, rechunk=True)
 
     def launches_of(self, rows: NDArray[Any]) -> host.Launches:
@@ -206,16 +210,16 @@ class Events:
             return host.Launches.unknown(rows.size)
         return self._calls.of(rows if self._sought is None else np.searchsorted(self._sought, rows))
 
-    def launch_frame(self, offset_of_rank: Mapping[int, int]) -> pl.DataFrame | None:
+    def launch_frame(self, line_of_rank: Mapping[int, Line]) -> pl.DataFrame | None:
         """``schema.LAUNCHES`` of all events, on the aligned axis; None if they were not all read."""
         if self._calls is None or self._sought is not None:
             return None
         calls = self._calls
-        for number, offset in offset_of_rank.items():
+        for number, line in line_of_rank.items():
             here = slice(*rows_of(self.rank, number))
-            if offset:
-                calls.start[here] += offset
-                calls.end[here] += offset
+            if line != Line():
+                calls.start[here] += line.at(calls.start[here])
+                calls.end[here] += line.at(calls.end[here])
         frame = pl.DataFrame(
             {
                 "launch_ns": shared(calls.start),
@@ -258,13 +262,13 @@ class Events:
         named = self.names["class"].eq("communication") | self.names["text"].eq(schema.P2P_COPY)
         return np.flatnonzero(named.to_numpy()[self.columns["name"]])
 
-    def move(self, offset_of_rank: Mapping[int, int]) -> None:
-        """Correct the clocks: add an offset to the times of each rank, in place."""
-        for number, offset in offset_of_rank.items():
-            if offset:
+    def move(self, line_of_rank: Mapping[int, Line]) -> None:
+        """Correct the clocks: move the times of each rank, in place."""
+        for number, line in line_of_rank.items():
+            if line != Line():
                 here = slice(*rows_of(self.rank, number))
-                self.columns["start_ns"][here] += offset
-                self.columns["end_ns"][here] += offset
+                for name in ("start_ns", "end_ns"):
+                    self.columns[name][here] += line.at(self.columns[name][here])
 
     def frame(self) -> pl.DataFrame:
         """``schema.EVENTS``."""

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nsysddp.join.drift import fit
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -72,13 +74,14 @@ def groups_of(start: Times, end: Times, clock: Times, tolerance: int) -> list[ND
 
 
 def _on_one_clock(start: Times, end: Times, clock: Times) -> tuple[Times, Times]:
-    """Times moved by one constant a clock, so that the median ends of the clocks agree."""
-    shift = np.zeros(clock.size, dtype=np.int64)
-    for number in np.unique(clock):
+    """Times moved by one line a clock, so that the ends of the clocks agree."""
+    start, end, first = start.copy(), end.copy(), end[0].copy()
+    for number in np.unique(clock[clock != clock[0]]):
         mine = clock == number
-        shift[mine] = int(np.median(end[0] - end[mine][0]))
-    shift[clock == clock[0]] = 0
-    return start + shift[:, None], end + shift[:, None]
+        line = fit(end[mine][0], first - end[mine][0])
+        for times in (start, end):
+            times[mine] += line.at(times[mine])
+    return start, end
 
 
 def _distances(start: Times, end: Times) -> NDArray[np.float64]:

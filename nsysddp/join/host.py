@@ -15,6 +15,7 @@ from nsysddp.ingest.naming import families
 from nsysddp.ingest.part import Notes, Part
 from nsysddp.ingest.report import Report
 from nsysddp.join import clocks
+from nsysddp.join.drift import Line
 from nsysddp.join.ranks import Ranks
 from nsysddp.model import schema
 from nsysddp.model.markers import ASKED_PHASES, DEFAULT_STEP_PATTERN, WELL_KNOWN_STEP_PATTERNS
@@ -103,22 +104,22 @@ def host_table(
     """One table of the hosts, read now, on the aligned axis."""
     made = [table.empty()]
     for part in parts:
-        shift = part.shift + offsets[part.clock].offset_ns
+        line = offsets[part.clock].line
         frame = read(part.report, part.processes).with_columns(pl.col("process") + part.first_process)
         times = [name for name in ("start_ns", "end_ns") if name in frame.columns]
-        made.append(table.check(frame.with_columns(pl.col(name) + shift for name in times)))
+        made.append(table.check(frame.with_columns(line.move(pl.col(name) + part.shift) for name in times)))
     return pl.concat(made)
 
 
 def aligned(parts: Sequence[Part], frame: pl.DataFrame, offsets: Offsets) -> pl.DataFrame:
     """Host times on the aligned axis."""
     for part in parts:
-        offset = offsets[part.clock].offset_ns
-        if offset:
+        line = offsets[part.clock].line
+        if line != Line():
             last = part.first_process + len(part.processes.values)
             mine = pl.col("process").is_between(part.first_process, last - 1)
             frame = frame.with_columns(
-                pl.when(mine).then(pl.col(name) + offset).otherwise(pl.col(name)).alias(name)
+                pl.when(mine).then(line.move(pl.col(name))).otherwise(pl.col(name)).alias(name)
                 for name in ("start_ns", "end_ns")
             )
     return frame
@@ -139,7 +140,7 @@ def metrics(parts: Sequence[Part], ranks: Ranks, offsets: Offsets) -> pl.DataFra
         made.append(
             schema.METRICS.check(
                 frame.join(keys, on="gpu").with_columns(
-                    pl.col("time_ns") + part.shift + offsets[part.clock].offset_ns
+                    offsets[part.clock].line.move(pl.col("time_ns") + part.shift)
                 )
             )
         )

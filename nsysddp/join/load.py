@@ -15,6 +15,7 @@ from nsysddp.ingest import host
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columnar import reports_of
 from nsysddp.ingest.columns import NONE, Codes
+from nsysddp.ingest.observers import observer_effects
 from nsysddp.ingest.part import Notes, Part, Progress, input_of, read_part
 from nsysddp.ingest.report import RUNTIME, Report, open_report
 from nsysddp.join import clocks
@@ -91,6 +92,10 @@ def load(
             report.start_hashing()
         _refuse_duplicates(opened)
         parts = [read_part(report, table, patterns, notes, progress) for report in opened]
+        effects = observer_effects(opened)
+        notes.warn(
+            "observer_effect", len(effects), "the environment changes what is measured: " + "; ".join(effects)
+        )
         put_on_axis(parts)
         run = _Run(parts, table, notes, clock_tolerance_ns, progress)
         return run.trace(
@@ -155,10 +160,10 @@ class _Run:
         matched = self._match(events, operations, ranks)
         offsets = self._align(matched.kernels)
         collectives = self._matched(matched, offsets)
-        offset_of_rank = {
-            int(lane.rank or 0): offsets[self.parts[lane.report].clock].offset_ns for lane in ranks.lanes
+        line_of_rank = {
+            int(lane.rank or 0): offsets[self.parts[lane.report].clock].line for lane in ranks.lanes
         }
-        events.move(offset_of_rank)
+        events.move(line_of_rank)
         frame = events.frame()
         processes = ranks.processes()
         events.describe_unknown_names()
@@ -181,7 +186,7 @@ class _Run:
             step_pattern=step_pattern,
             phase_patterns=dict(phases),
             other_ranges=named.other_ranges(step_pattern, phases),
-            launches=events.launch_frame(offset_of_rank),
+            launches=events.launch_frame(line_of_rank),
             shapes=events.shapes() if shapes else None,
             calls=events.call_frame(offsets) if host_calls else None,
             records=table(host.read_records, schema.RECORDS),
@@ -215,7 +220,7 @@ class _Run:
         return match(kernels, operations, carried, ranks.process_of_rank, ranks.world_size, self.tolerance)
 
     def _matched(self, found: Matched, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:
-        table, counts = found.on_axis({number: clock.offset_ns for number, clock in offsets.items()})
+        table, counts = found.on_axis({number: clock.line for number, clock in offsets.items()})
         reasons = {how: count for how, count in sorted(counts.items()) if how.startswith("unmatched:")}
         self.notes.warn(
             "unmatched_collectives",
@@ -252,7 +257,7 @@ class _Run:
                 f"clocks of reports agree only to {worst / NS_PER_US:.0f} us (tolerance "
                 f"{self.tolerance / NS_PER_US:.0f} us): wait and transfer between them are not told",
             )
-        moved = {part.report.name: offsets[part.clock].offset_ns for part in self.parts}
+        moved = {part.report.name: offsets[part.clock].line.offset_ns for part in self.parts}
         far = {name: offset for name, offset in moved.items() if abs(offset) > NOTABLE_CORRECTION_NS}
         worst_name = max(far, key=lambda name: abs(far[name]), default="")
         self.notes.warn(
@@ -260,6 +265,14 @@ class _Run:
             len(far),
             f"clocks of {len(far)} of {len(self.parts)} reports were corrected by more than 1 ms against their session "
             f"starts, by the ends of matched collectives; most {worst_name}, by {far.get(worst_name, 0) / 1e6:+.3f} ms",
+        )
+        rates = {part.report.name: offsets[part.clock].line.rate for part in self.parts}
+        fastest = max(rates, key=lambda name: abs(rates[name]))
+        self.notes.warn(
+            "clock_drift",
+            sum(rate != 0 for rate in rates.values()),
+            "clocks drift against the first report's and were corrected in proportion to time, by the ends of matched "
+            f"collectives; most {fastest}, by {rates[fastest] * 1e6:+.1f} ppm",
         )
         self.notes.warn(
             "clock_unknown",

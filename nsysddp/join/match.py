@@ -18,6 +18,7 @@ import polars as pl
 
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
 from nsysddp.join.arrivals import ROOTED, waited_for
+from nsysddp.join.drift import Line, spread
 from nsysddp.join.groups import groups_of
 from nsysddp.join.members import places
 from nsysddp.model import schema
@@ -141,16 +142,16 @@ class Matched:
     offsets: int
     _job: _Job
 
-    def on_axis(self, offset_of_clock: Mapping[int, int]) -> tuple[pl.DataFrame, Counter[str]]:
+    def on_axis(self, line_of_clock: Mapping[int, Line]) -> tuple[pl.DataFrame, Counter[str]]:
         """The answer, once all kernels are on one axis.
 
         Args:
-            offset_of_clock: what to add to the times of each clock.
+            line_of_clock: what to add to the times of each clock.
 
         Returns:
             ``schema.COLLECTIVES``, and value of ``match`` to how many kernels have it.
         """
-        self._job.arrivals(offset_of_clock)
+        self._job.arrivals(line_of_clock)
         counted = zip(*np.unique(self.kernels.reason, return_counts=True), strict=True)
         return self._job.table(), Counter({REASONS[int(code)]: int(count) for code, count in counted})
 
@@ -178,7 +179,6 @@ def match(
     job.by_communicator()
     job.point_to_point()
     job.by_order()
-    job.number()
     return Matched(kernels, job.shifted, job)
 
 
@@ -519,12 +519,15 @@ class _Job:
 
     # --- whom it waited for ---------------------------------------------------------------------------------------
 
-    def arrivals(self, offset_of_clock: Mapping[int, int]) -> None:
+    def arrivals(self, line_of_clock: Mapping[int, Line]) -> None:
         """Whom the kernels of rooted operations, sends and receives waited for, on the common axis."""
         kernels = self.kernels
-        shift = np.array([offset_of_clock[int(clock)] for clock in np.unique(kernels.clock)], dtype=np.int64)
-        moved = shift[np.searchsorted(np.unique(kernels.clock), kernels.clock)] if shift.size else 0
-        start, end = kernels.start + moved, kernels.end + moved
+        start, end = kernels.start.copy(), kernels.end.copy()
+        for clock in np.unique(kernels.clock).tolist():
+            mine = np.flatnonzero(kernels.clock == clock)
+            for times in (start, end):
+                times[mine] += line_of_clock[clock].at(times[mine])
+        self._number(start)
         rows = np.flatnonzero((kernels.collective >= 0) & _ROOTED[kernels.kind])
         found = waited_for(
             kernels.event[rows],
@@ -562,11 +565,11 @@ class _Job:
 
     # --- the answer -----------------------------------------------------------------------------------------------
 
-    def number(self) -> None:
-        """Number the collectives by their first arrival, so that no name of a communicator decides."""
+    def _number(self, start: Column) -> None:
+        """Number the collectives by their first arrival, so that no name of a communicator and no clock decides."""
         kernels = self.kernels
         known = np.flatnonzero(kernels.collective >= 0)
-        known = known[np.lexsort((kernels.event[known], kernels.start[known]))]
+        known = known[np.lexsort((kernels.event[known], start[known]))]
         ids, first, inverse = np.unique(kernels.collective[known], return_index=True, return_inverse=True)
         place = np.empty(ids.size, dtype=np.int64)
         place[np.argsort(first)] = np.arange(ids.size)
@@ -705,7 +708,8 @@ class _Line:
         usable = self.synchronising[at]
         if not usable.any():
             return 0.0, 0.0, float(abs(offset)), 0
-        difference = (other.end[same][usable] - self.end[at[usable]]).astype(np.float64)
+        times = other.end[same][usable]
+        difference = (times - self.end[at[usable]]).astype(np.float64)
         middle = float(np.median(difference))
         if shared_clock:
             away = np.abs(difference)
@@ -713,6 +717,6 @@ class _Line:
         # A pair or two have hardly a spread: they are no evidence where more could have met. Of a few out of many some
         # fit by chance, so a mean counts the more the more of them meet.
         met, could = int(usable.sum()), min(self.sequence.size, other.sequence.size)
-        away = np.abs(difference - middle)
+        away = spread(times, difference)
         median = float(np.median(away)) + (1e18 if met < min(3, could) else 0.0)
         return median, float(np.mean(away)) * could / met, abs(middle), met

@@ -16,6 +16,7 @@ WARNING_CODES: dict[str, str] = {
     "missing_phases": "no range is named like forward, backward or optimizer; what is asked about them is null",
     "newer_schema": "the export's major schema is newer than any this version was tried on",
     "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
+    "observer_effect": "variables of the captured environment that change what is measured; no value is shown",
     "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed, or with numbers that cannot be",
     "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
     "rank_beyond_world_size": "ranks whose numbers are not below the size of the job that they name",

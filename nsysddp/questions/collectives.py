@@ -126,7 +126,7 @@ def _refuse_bad_clocks(trace: Trace, joined: pl.DataFrame) -> pl.DataFrame:
     """Collectives over clocks that do not agree are not split; those of ranks that share a clock are."""
     clocks = trace.ranks.select(
         pl.col("rank").cast(pl.Int64),
-        pl.struct("clock_offset_ns", "clock_residual_ns").rank("dense").alias("clock"),
+        pl.struct("clock_offset_ns", "clock_drift_ppm", "clock_residual_ns").rank("dense").alias("clock"),
         (pl.col("clock_residual_ns") > trace.clock_tolerance_ns).fill_null(False).alias("is_bad"),
     )
     if not clocks["is_bad"].any():
@@ -199,6 +199,16 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "send_recv": lambda _: 1.0,
 }
 """busbw / algbw by kind, as in nccl-tests doc/PERFORMANCE.md."""
+
+
+def with_bus_bytes(events: pl.DataFrame) -> pl.DataFrame:
+    """The events with ``bus_bytes``: what the links of their collective move; null where a part is unknown."""
+    kinds = events.select("kind", "group_size").unique()
+    known = kinds.filter(pl.col("kind").is_in(list(BUS_FACTORS)) & (pl.col("group_size") > 0))
+    factor = [BUS_FACTORS[kind](size) for kind, size in known.iter_rows()]
+    factors = known.with_columns(factor=pl.Series(factor, dtype=pl.Float64))
+    joined = events.join(factors, on=["kind", "group_size"], how="left", maintain_order="left")
+    return joined.with_columns(bus_bytes=pl.col("bytes") * pl.col("factor")).drop("factor")
 
 
 def bandwidth(

@@ -65,8 +65,8 @@ def longer_than_others(
         spinning: per rank when kernels of its collectives waited for other ranks.
 
     Returns:
-        One row per event and part, ordered by rank and time: ``rank``, ``event``, ``end_ns`` of the part and
-        ``longer_ns``, which is null for a rank without peers.
+        One row per event and part, ordered by rank and time: ``rank``, ``event``, ``is_gap``, ``start_ns``,
+        ``end_ns``, ``own_ns`` and ``longer_ns``, which is null for a rank without peers.
     """
     lines = [_line(trace, rank, waiting[rank], spinning[rank]) for rank in trace.rank_numbers]
     programs = _programs(trace, lines)
@@ -78,8 +78,7 @@ def longer_than_others(
         for kept, longer in zip(parts, _longer(trace, attribution, some, programs), strict=True):
             kept.append(longer)
     return pl.concat(
-        pl.concat(of_rank).sort("end_ns", "start_ns", "event", maintain_order=True).drop("start_ns")
-        for of_rank in parts
+        pl.concat(of_rank).sort("end_ns", "start_ns", "event", maintain_order=True) for of_rank in parts
     )
 
 
@@ -106,7 +105,7 @@ def _in_steps(attribution: Attribution, line: pl.DataFrame, first: int, last: in
 def _longer(
     trace: Trace, attribution: Attribution, lines: Sequence[pl.DataFrame], programs: pl.DataFrame
 ) -> list[pl.DataFrame]:
-    """Both parts of the events of some steps, rank by rank: ``rank``, ``event``, start, end and ``longer_ns``."""
+    """Both parts of the events of some steps, rank by rank, as ``longer_than_others`` gives them."""
     table = pl.concat(lines)
     event = table["event"].to_numpy()
     start, end = (trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
@@ -136,8 +135,10 @@ def _longer(
             table.select(
                 "rank",
                 "event",
+                is_gap=pl.lit(is_gap),
                 start_ns=begin,
                 end_ns=finish,
+                own_ns=own,
                 longer_ns=pl.Series(longer).fill_nan(None).round().cast(pl.Int64),
             )
         )
@@ -223,6 +224,17 @@ def _programs(trace: Trace, lines: Sequence[pl.DataFrame]) -> pl.DataFrame:
         line.select("rank", name=names[line["event"].to_numpy()]).group_by("rank", "name").len()
         for line in lines
     )
+    return _alike(counts)
+
+
+def programs_of(trace: Trace) -> pl.DataFrame:
+    """Which ranks run the same program, by all that is their own work: ``rank`` and ``program``, a number."""
+    events = trace.events.lazy().filter(pl.col("class").cast(pl.String).is_in(OWN))
+    found = _alike(events.group_by("rank", "name").len().sort("rank", "name").collect())
+    return found.select(pl.col("rank").cast(pl.Int64), "program")
+
+
+def _alike(counts: pl.DataFrame) -> pl.DataFrame:
     counts = counts.pivot(on="rank", index="name", values="len").fill_null(0)
     ranks = [name for name in counts.columns if name != "name"]
     table = counts.select(ranks).to_numpy().astype(np.int64)

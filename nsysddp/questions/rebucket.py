@@ -131,7 +131,7 @@ def recorded_buckets(
     Args:
         context: of a trace with host calls.
         graph: its graph.
-        table: ``schema.BUCKET`` rows.
+        table: ``BUCKET`` rows.
         sizes: bytes of the parameters in ready order.
 
     Raises:

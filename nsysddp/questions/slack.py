@@ -24,7 +24,7 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
-from nsysddp.questions.collectives import BUS_FACTORS
+from nsysddp.questions.collectives import with_bus_bytes
 from nsysddp.questions.communicators.groups import bus_bandwidth, figures
 from nsysddp.questions.question import Question
 
@@ -248,29 +248,17 @@ def _collectives(context: Context, events: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             group=pl.when(pl.col("group") >= 0).then("group"),
             slack_ns=pl.when(pl.col("slack").is_finite()).then(pl.col("slack").round()).cast(pl.Int64),
-            factor=_factors(pl.col("kind"), pl.col("group_size")),
         )
+        .pipe(with_bus_bytes)
         .with_columns(
-            busbw_gbps=pl.when(pl.col("transfer_ns") > 0).then(
-                pl.col("bytes") * pl.col("factor") / pl.col("transfer_ns")
-            ),
+            busbw_gbps=pl.when(pl.col("transfer_ns") > 0).then(pl.col("bus_bytes") / pl.col("transfer_ns")),
             sufficient_gbps=pl.when(pl.col("transfer_ns") > 0).then(
-                pl.col("bytes") * pl.col("factor") / (pl.col("transfer_ns") + pl.col("slack_ns"))
+                pl.col("bus_bytes") / (pl.col("transfer_ns") + pl.col("slack_ns"))
             ),
         )
         .sort("start_ns", "collective_id")
     )
     return SLACK.check(made)
-
-
-def _factors(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """Bus bytes over bytes of each collective; null where that is not known."""
-    return pl.struct(kind=kind, size=size).map_elements(
-        lambda one: (
-            BUS_FACTORS[one["kind"]](one["size"]) if one["size"] and one["kind"] in BUS_FACTORS else None
-        ),
-        return_dtype=pl.Float64,
-    )
 
 
 def _roles(model: Model, events: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.questions.collectives import collective_table
 from nsysddp.questions.own_time import own_lateness
+from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import Summary, summary
 
 if TYPE_CHECKING:
@@ -325,8 +326,8 @@ def _communication_beside(result: Result, found: Summary) -> Iterator[str]:
 def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] | None:
     """The rank that others wait for, exposed, and how long each of them does; None if there is none.
 
-    A wait is that rank's if it arrived last in most of what the waiting rank waited for (time, not count). The late
-    rank itself waits less than half of that.
+    A wait is that rank's if it arrived last in most of what the waiting rank waited for, exposed (time, not count). The
+    late rank itself waits less than half of that.
     """
     waits = dict(
         found.rows.filter(pl.col("exposed_wait_ns") > 0).select("rank", "exposed_wait_ns").iter_rows()
@@ -341,10 +342,10 @@ def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] |
     if not heavy or "last_rank" not in result["collective"].columns:
         return None
     blamed = (
-        result["collective"]
+        _in_steady_windows(result)
         .filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
         .group_by("rank", "last_rank")
-        .agg(pl.col("wait_ns").sum())
+        .agg(pl.min_horizontal("wait_ns", "exposed_ns").sum().alias("wait_ns"))
         .with_columns((pl.col("wait_ns") / pl.col("wait_ns").sum().over("rank")).alias("share"))
         .filter(pl.col("share") >= _MOSTLY)
     )
@@ -356,6 +357,15 @@ def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] |
     if waits.get(late, 0) > 0.5 * max(heavy.values()):
         return None
     return (late, heavy) if late in window else None
+
+
+def _in_steady_windows(result: Result) -> pl.DataFrame:
+    """The collectives but those of warm-up steps, which count nowhere else in the sentence."""
+    windows = result["overlap"]
+    warm = windows.filter("is_warmup").join(
+        steady(windows), on=["rank", "step"], how="anti", nulls_equal=True
+    )
+    return result["collective"].join(warm, on=["rank", "step"], how="anti")
 
 
 def _held_up_by(

@@ -155,6 +155,7 @@ class Rank(_RowOfRun, Base):
     gpu_name: Mapped[str | None]
     world_size: Mapped[int | None]
     clock_offset_ns: Mapped[int | None]
+    clock_drift_ppm: Mapped[float | None]
     clock_residual_ns: Mapped[int | None]
     clock_method: Mapped[str | None]
     kernels: Mapped[int | None]

@@ -41,6 +41,7 @@ from nsysddp.model import schema
 from nsysddp.model.intervals import grouped_union
 from nsysddp.model.markers import parse_bucket_mark
 from nsysddp.model.result import Result
+from nsysddp.questions.buckets.tables import BUCKET
 from nsysddp.questions.buckets.words import findings_of, warnings_of
 from nsysddp.questions.question import Question
 
@@ -68,20 +69,20 @@ def buckets(context: Context) -> Result:
         context: of a trace loaded with ``host_calls=True``; without, ``ready`` rests on the order of launches.
 
     Returns:
-        The table ``bucket`` (``schema.MORE_TABLES``), in order of rank, step and launch.
+        The table ``bucket``, in order of rank, step and launch.
     """
     trace = context.trace
     graph = context.graph
     kernels = _kernels(context)
     if kernels.is_empty():
-        frame = schema.BUCKET.empty()
+        frame = BUCKET.empty()
         return Result(trace, {"bucket": frame}, warnings=warnings_of(frame))
     kernels = kernels.with_columns(_ready(context, graph, kernels))
     rows = _rows(context, kernels)
     rows = rows.with_columns(*_queued(graph, rows), _tails(context, rows))
     rows = rows.with_columns(_held(context, rows))
     rows = rows.join(_consumers(trace, graph, rows), on="row", how="left", maintain_order="left")
-    frame = schema.BUCKET.check(rows)
+    frame = BUCKET.check(rows)
     return Result(
         trace,
         {"bucket": frame},
@@ -523,7 +524,7 @@ QUESTION = Question(
     ask="When was each bucket ready, launched, held, sent?",
     more="DDP buckets by annotation, else inferred from the all-reduces of backward; FSDP units with their prefetch "
     "distance.",
-    tables=(schema.BUCKET,),
+    tables=(BUCKET,),
     run=lambda context, _: context.buckets,
     shown="bucket",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.intervals import Intervals
-from nsysddp.questions.collectives import BUS_FACTORS
+from nsysddp.questions.collectives import with_bus_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -191,12 +191,8 @@ def bus_bandwidth(events: pl.DataFrame) -> float | None:
 
     The transfer is that of the last to arrive (``shortest_ns``); a collective counts once.
     """
-    known = events.filter(
-        pl.col("bytes").is_not_null() & (pl.col("shortest_ns") > 0) & pl.col("group_size").is_not_null(),
-        pl.col("kind").is_in(list(BUS_FACTORS)),
-    ).unique("collective_id", maintain_order=True)
+    known = with_bus_bytes(events).filter(pl.col("bus_bytes").is_not_null() & (pl.col("shortest_ns") > 0))
+    known = known.unique("collective_id", maintain_order=True)
     if not known.height:
         return None
-    factor = [BUS_FACTORS[kind](size) for kind, size in known.select("kind", "group_size").iter_rows()]
-    moved = float((known["bytes"].to_numpy() * np.asarray(factor)).sum())
-    return moved / float(known["shortest_ns"].sum())
+    return float(known["bus_bytes"].sum()) / float(known["shortest_ns"].sum())

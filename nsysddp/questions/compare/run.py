@@ -14,7 +14,7 @@ from nsysddp.questions.statistics import Floats
 from nsysddp.questions.steps import steady
 
 HOST_CAUSES = ("launch_late", "synchronisation", "allocation")
-"""Causes of idle time (``schema.IDLE_CAUSES``) that make the part ``host``."""
+"""Causes of idle time (``IDLE_CAUSES``) that make the part ``host``."""
 
 PATH_PARTS: dict[str, tuple[str, ...]] = {
     "compute": ("compute", "spin"),

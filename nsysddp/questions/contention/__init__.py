@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
@@ -34,6 +33,7 @@ from nsysddp.model.warnings import Warning
 from nsysddp.questions import overlap
 from nsysddp.questions.contention.executions import Work, dense, described, kernels_of, transfers_of
 from nsysddp.questions.contention.metrics import metrics
+from nsysddp.questions.contention.tables import CONTENTION, CONTENTION_METRIC, CONTENTION_STEP
 from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
@@ -92,7 +92,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
         seed: of the draws, which are the same for the same trace and seed.
 
     Returns:
-        The tables ``contention``, ``contention_step`` and ``contention_metric`` (``schema.MORE_TABLES``).
+        The tables ``contention``, ``contention_step`` and ``contention_metric``.
 
     Raises:
         AnalysisError: the trace was loaded without shapes.
@@ -121,10 +121,10 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
         tables.append(_table(ours, reverse, COMMUNICATION, windows.height))
     order = ["rank", "side", "beside_ns", "name", "grid", "block", "phase", "after", "bytes"]
     frames = {
-        "contention": schema.CONTENTION.check(
+        "contention": CONTENTION.check(
             pl.concat(tables).sort(order, descending=[False, True, True, *[False] * 6], nulls_last=True)
         ),
-        "contention_step": schema.CONTENTION_STEP.check(pl.concat(steps)),
+        "contention_step": CONTENTION_STEP.check(pl.concat(steps)),
         "contention_metric": metrics(trace),
     }
     return Result(
@@ -278,12 +278,12 @@ class _Samples:
 
 
 def _table(executions: pl.DataFrame, compared: _Compared, side: str, windows: int) -> pl.DataFrame:
-    """The rows of ``schema.CONTENTION`` of one rank and side."""
+    """The rows of ``CONTENTION`` of one rank and side."""
     assert int(compared.groups["beside_ns"].sum()) == int(executions["beside_ns"].sum())
     cost = pl.col("beside_ns") * (1 - 1 / pl.col("ratio")) / max(windows, 1)
     return compared.groups.with_columns(
         side=pl.lit(side), cost_per_step_ns=cost.round().cast(pl.Int64)
-    ).select(schema.CONTENTION.names)
+    ).select(CONTENTION.names)
 
 
 # --- cost and net gain of every window ------------------------------------------------------------------------
@@ -292,11 +292,11 @@ def _table(executions: pl.DataFrame, compared: _Compared, side: str, windows: in
 def _per_window(
     context: Context, rank: int, windows: pl.DataFrame, executions: pl.DataFrame, compared: _Compared
 ) -> pl.DataFrame:
-    """The rows of ``schema.CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
+    """The rows of ``CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
     bounds = [window for window in context.windows.windows if window.rank == rank]
     assert len(bounds) == windows.height
     if not bounds:
-        return schema.CONTENTION_STEP.empty()
+        return CONTENTION_STEP.empty()
     starts = np.array([window.start for window in bounds], dtype=np.int64)
     ends = np.array([window.end for window in bounds], dtype=np.int64)
     begin = executions["start_ns"].to_numpy()
@@ -355,7 +355,7 @@ def _per_window(
             net_overlap_gain_low_ns=pl.col("hidden_transfer_ns") - pl.col("contention_high_ns"),
             net_overlap_gain_high_ns=pl.col("hidden_transfer_ns") - pl.col("contention_low_ns"),
         )
-        .select(schema.CONTENTION_STEP.names)
+        .select(CONTENTION_STEP.names)
     )
 
 
@@ -449,7 +449,7 @@ QUESTION = Question(
     ask="What does overlap cost, and is it still a gain?",
     more="The same kernel beside communication and alone: ratio of medians with intervals, cost and net gain of each "
     "step.",
-    tables=(schema.CONTENTION, schema.CONTENTION_STEP, schema.CONTENTION_METRIC),
+    tables=(CONTENTION, CONTENTION_STEP, CONTENTION_METRIC),
     run=lambda context, _: context.contention,
     shown="contention_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.model import schema
+from nsysddp.questions.contention.tables import CONTENTION_METRIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,9 +22,9 @@ SAMPLE_SHARE = 0.9
 
 
 def metrics(trace: Trace) -> pl.DataFrame:
-    """Every sampled metric in the four situations (``schema.CONTENTION_METRIC``); empty if none was sampled."""
+    """Every sampled metric in the four situations (``CONTENTION_METRIC``); empty if none was sampled."""
     if trace.metrics is None or trace.metrics.is_empty():
-        return schema.CONTENTION_METRIC.empty()
+        return CONTENTION_METRIC.empty()
     made = []
     for (rank,), samples in trace.metrics.partition_by("rank", as_dict=True, maintain_order=True).items():
         ordered = samples.sort("metric", "time_ns").with_columns(
@@ -44,7 +44,7 @@ def metrics(trace: Trace) -> pl.DataFrame:
             end,
         )
         made.append(ordered.with_columns(situation=pl.Series(situation, dtype=pl.String)))
-    return schema.CONTENTION_METRIC.check(
+    return CONTENTION_METRIC.check(
         pl.concat(made)
         .filter(pl.col("situation") != "")
         .group_by("rank", "metric", "situation")

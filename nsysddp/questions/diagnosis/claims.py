@@ -145,6 +145,11 @@ class Case:
             return _DOUBTS[code]
         if code in _MOVING and not facts.slowing.is_judged:
             return "medium", "whether computation is slower beside it could not be judged"
+        if code in _MOVING and self.uneven_ratio > _SMALL:
+            return "medium", (
+                f"transfers exceed the median of their like by {self.uneven_ratio:.1%} of the path: something may stop "
+                "them now and then"
+            )
         if code == "slow_communication" and (self.rate is None or self.rate.is_low is None):
             return "medium", "no large message or link reference to compare the bandwidth with"
         if code == "small_buckets" and not facts.merging.is_told:

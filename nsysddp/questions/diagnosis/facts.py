@@ -43,7 +43,7 @@ class Facts:
     """What decides between causes.
 
     Attributes:
-        buckets: ``schema.BUCKET`` rows.
+        buckets: ``BUCKET`` rows.
         own: what ranks take for the same work.
         merging: would larger buckets help?
         slowing: by how much kernels are slower beside communication.

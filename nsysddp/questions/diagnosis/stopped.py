@@ -35,17 +35,17 @@ _WORTH = 0.02
 """What its kernels take longer is at least this share of what they should take."""
 
 
-def stopped_ranks(longer: pl.DataFrame) -> list[int]:
+def stopped_ranks(runs: pl.DataFrame) -> list[int]:
     """The ranks that were stopped now and then.
 
     Args:
-        longer: of ``own_time.longer_than_others``.
+        runs: ``rank``, ``own_ns`` and ``longer_ns`` (than its peers') of the events of a rank's own.
     """
     usual = pl.col("own_ns") - pl.col("longer_ns")
     stopped = pl.col("own_ns") > _STOPPED * usual
     more = pl.col("longer_ns").clip(lower_bound=0)
     return (
-        longer.filter(~pl.col("is_gap"), pl.col("longer_ns").is_not_null(), usual > 0)
+        runs.filter(usual > 0)
         .group_by("rank")
         .agg(
             few=usual.filter(stopped).sum() / usual.sum(),
@@ -58,6 +58,15 @@ def stopped_ranks(longer: pl.DataFrame) -> list[int]:
     )
 
 
+def _runs(context: Context, longer: pl.DataFrame) -> pl.DataFrame:
+    """Of the own parts of events those that are not the gaps ahead of them: rank, own and longer time."""
+    event = longer["event"].to_numpy()
+    start, end = (context.trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
+    is_run = (longer["end_ns"].to_numpy() == end) & (end > start)
+    runs = longer.select("rank", "longer_ns", own_ns=pl.Series(end - start))
+    return runs.filter(pl.Series(is_run), pl.col("longer_ns").is_not_null())
+
+
 def stopped_transfers(
     context: Context, longer: pl.DataFrame, parts: pl.DataFrame
 ) -> Iterator[tuple[int, Floats]]:
@@ -65,7 +74,7 @@ def stopped_transfers(
 
     What transfers without it exceed their like by on average is not its doing.
     """
-    ranks = stopped_ranks(longer)
+    ranks = stopped_ranks(_runs(context, longer))
     if not ranks:
         return
     timed = context.timed.filter(pl.col("collective_id").is_not_null())

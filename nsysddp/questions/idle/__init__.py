@@ -58,6 +58,7 @@ from nsysddp.questions.diagnosis.blocking import is_allocation
 from nsysddp.questions.diagnosis.rules import LAUNCH_NS, START_UP_NS
 from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs, pieces_of
 from nsysddp.questions.idle.launch_queue import launch_queue
+from nsysddp.questions.idle.tables import IDLE, IDLE_CAUSES, IDLE_STEP, LAUNCH_QUEUE, LAUNCH_QUEUE_STEP
 from nsysddp.questions.idle.words import findings_of, warnings_of
 from nsysddp.questions.question import Question
 
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 LONG_HOST_NS = NS_PER_MS
 """A single host piece longer than this is a cause of its own."""
 
-CAUSE = pl.Enum(list(schema.IDLE_CAUSES))
+CAUSE = pl.Enum(list(IDLE_CAUSES))
 
 
 def idle(context: Context) -> Result:
@@ -83,7 +84,7 @@ def idle(context: Context) -> Result:
         context: of a trace loaded with ``host_calls=True``; without, most gaps are ``unknown``.
 
     Returns:
-        The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step`` (``schema.MORE_TABLES``).
+        The tables ``idle``, ``idle_step``, ``launch_queue`` and ``launch_queue_step``.
 
     Raises:
         AnalysisError: the pieces do not tile the idle time.
@@ -97,7 +98,7 @@ def idle(context: Context) -> Result:
     named = _named(context, graph, gaps, pieces, shared)
     queue, queue_step = launch_queue(context, _window_frame(context))
     frames = {
-        "idle": schema.IDLE.check(named),
+        "idle": IDLE.check(named),
         "idle_step": _per_window(context, named),
         "launch_queue": queue,
         "launch_queue_step": queue_step,
@@ -172,12 +173,12 @@ def _other_processes(trace: Trace) -> dict[int, Intervals]:
 _ACTIVITIES = ("nothing", "latency", "host_gap", "call", "sync", "other_rank")
 _NOTHING, _LATENCY, _HOST_GAP, _CALL, _SYNC, _OTHER_RANK = range(len(_ACTIVITIES))
 _LAUNCH, _EVENT, _COMM, _MEMORY, _SYNCHRONISED, _STREAM, _ALLOCATED, _SHARED, _UNEXPLAINED, _END, _UNKNOWN = (
-    range(len(schema.IDLE_CAUSES))
+    range(len(IDLE_CAUSES))
 )
 
 
 def _named(context: Context, graph: Graph, gaps: Gaps, pieces: Pieces, shared: Flags) -> pl.DataFrame:
-    """The rows of ``schema.IDLE``; ``shared``: another process ran on the GPU in the piece."""
+    """The rows of ``IDLE``; ``shared``: another process ran on the GPU in the piece."""
     trace = context.trace
     node = pieces.node
     is_event = (node >= 0) & (node < graph.events)
@@ -428,7 +429,7 @@ def _frame(
             "gap": _numbered(gaps.rank)[gap],
             "start_ns": start,
             "end_ns": end,
-            "cause": pl.Series(schema.IDLE_CAUSES, dtype=CAUSE).gather(cause),
+            "cause": pl.Series(IDLE_CAUSES, dtype=CAUSE).gather(cause),
             "activity": pl.Series(_ACTIVITIES).gather(activity),
             "thread": thread.gather(at),
             "delayed_event": event,
@@ -494,7 +495,7 @@ def _window_frame(context: Context) -> pl.DataFrame:
 
 
 def _per_window(context: Context, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Sum of every cause in every window (``schema.IDLE_STEP``); asserts that they are the window's idle time."""
+    """Sum of every cause in every window (``IDLE_STEP``); asserts that they are the window's idle time."""
     windows = _window_frame(context)
     duration = pl.col("end_ns") - pl.col("start_ns")
     key = ["rank", "step_index"]
@@ -512,7 +513,7 @@ def _per_window(context: Context, pieces: pl.DataFrame) -> pl.DataFrame:
     )
     if (told["idle"] != told["idle_ns"].fill_null(0)).any():
         raise AnalysisError("the causes of a window do not add up to its idle time")
-    return schema.IDLE_STEP.check(
+    return IDLE_STEP.check(
         windows.join(sums, on=key, how="inner", nulls_equal=True, maintain_order="left")
         .with_columns(window_ratio=pl.col("idle_ns") / duration)
         .sort("rank", "step_index", "idle_ns", "cause", descending=[False, False, True, False])
@@ -523,7 +524,7 @@ QUESTION = Question(
     name="idle",
     ask="Why was each GPU idle, instant by instant?",
     more="Causes tile the idle time; what follows from an earlier cause is counted with it.",
-    tables=(schema.IDLE, schema.IDLE_STEP, schema.LAUNCH_QUEUE, schema.LAUNCH_QUEUE_STEP),
+    tables=(IDLE, IDLE_STEP, LAUNCH_QUEUE, LAUNCH_QUEUE_STEP),
     run=lambda context, _: context.idle,
     shown="idle_step",
     reads=frozenset({"launches", "host_calls", "shapes", "metrics"}),

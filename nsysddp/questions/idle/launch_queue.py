@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.model import schema
 from nsysddp.model.intervals import Intervals
+from nsysddp.questions.idle.tables import LAUNCH_QUEUE, LAUNCH_QUEUE_STEP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ def launch_queue(context: Context, windows: pl.DataFrame) -> tuple[pl.DataFrame,
     """Depth over time of every rank, and its summary of every window."""
     trace = context.trace
     if trace.launches is None:
-        return schema.LAUNCH_QUEUE.empty(), schema.LAUNCH_QUEUE_STEP.empty()
+        return LAUNCH_QUEUE.empty(), LAUNCH_QUEUE_STEP.empty()
     changes, summaries = [], []
     for rank in trace.rank_numbers:
         first, last = trace.rows_of(rank)
@@ -47,7 +47,7 @@ def launch_queue(context: Context, windows: pl.DataFrame) -> tuple[pl.DataFrame,
                 unlaunched=pl.Series(np.searchsorted(begins, closes) - np.searchsorted(begins, opens)),
             ).with_columns(mean_depth=pl.when(pl.col("end_ns") > pl.col("start_ns")).then("mean_depth"))
         )
-    return schema.LAUNCH_QUEUE.check(pl.concat(changes)), schema.LAUNCH_QUEUE_STEP.check(pl.concat(summaries))
+    return LAUNCH_QUEUE.check(pl.concat(changes)), LAUNCH_QUEUE_STEP.check(pl.concat(summaries))
 
 
 def _opens_launch(events: pl.DataFrame) -> Flags:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, reb
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
 from nsysddp.questions.whatif.scenarios import nothing
-from nsysddp.questions.whatif.sharing import EVEN_SHARE
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -27,6 +26,14 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Layout = Sequence[Sequence[int]]
 
+
+_MOST_UNKNOWN = 0.05
+"""Of the step: a prediction that can be further off by an unknown latency is none."""
+
+_LATENCY = (
+    "all messages have about one size and no small one was seen: how much of their time is latency decides about "
+    "{:.0%} of the step; capture another bucket cap too"
+)
 
 _SERIAL = "the buckets run on a stream that computes too, where other buckets would delay other kernels"
 
@@ -109,12 +116,8 @@ class _Remodel:
         self.model, self.buckets, self.wire, self.layout = model, buckets, wire, layout
         self._times = wire.times()
         self._captured = [self._mean(layout, time) for time in self._times]
-        sharing = model.transfers
-        # What other shares of a link would do belongs to the band: none where it is known, an even one where it is not.
-        self._shares = (sharing.share, sharing.share / 2 if sharing.is_known else EVEN_SHARE)
-        if not sharing.matters:
-            self._shares = (0.0, 0.0)
-        self._slowed = [self._with_slowing(layout, self._captured[0], share) for share in self._shares]
+        self._slowing = _variants(model)
+        self._slowed = [self._with_slowing(layout, self._captured[0], *each) for each in self._slowing]
         self._miss = abs(self._captured[0] / model.unchanged_ns - 1)
         self.made: dict[str, _Made] = {}
 
@@ -128,34 +131,36 @@ class _Remodel:
         program = self._rebuilt(layout, time)
         return self.model.mean(program, self._added)
 
-    def _with_slowing(self, layout: Layout, plain: float, share: float) -> float:
+    def _with_slowing(self, layout: Layout, plain: float, lost: Mapping[int, float], link: float) -> float:
         """By how much the step is longer when kernels slow down beside the new collectives, not the recorded ones.
 
-        And when transfers share links with the new ones, and lose ``share`` of that time.
+        And when transfers share links with the new ones, and lose ``link`` of that time.
         """
         model = self.model
-        transfers = model.transfers.with_share(share) if share else None
-        if not any(model.slowing.mid.values()) and transfers is None:
+        transfers = model.transfers.with_share(link) if link else None
+        if not any(lost.values()) and transfers is None:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
         kernels = model.kernels.joined_by(self._ranks)
-        work = kernels.freed(program.duration, model.slowing.mid)
+        work = kernels.freed(program.duration, lost)
         if transfers is not None:
             transfers = transfers.joined_by(self._ranks)
             work = transfers.alone(work)
-        schedule = kernels.settled(program, work, model.slowing.mid, transfers)
+        schedule = kernels.settled(program, work, lost, transfers)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:
         """A row of ``whatif``: the middle of what is likely, and a band over all that the capture leaves open."""
         means = [self._mean(layout, time) for time in self._times]
-        slowed, otherwise = (
-            self._with_slowing(layout, means[0], share) / captured
-            for share, captured in zip(self._shares, self._slowed, strict=True)
-        )
+        slowed = [
+            self._with_slowing(layout, means[0], *each) / captured
+            for each, captured in zip(self._slowing, self._slowed, strict=True)
+        ]
         plain = np.asarray(means) / np.asarray(self._captured)
-        # Last, with another share of links, and kernels as slow beside the new collectives as beside the recorded ones.
-        ratios = np.append(plain * slowed, plain[0] * np.asarray([otherwise, 1.0]))
+        if self.wire.latency_ns and np.ptp(plain[self.wire.latencies]) > 2 * _MOST_UNKNOWN:
+            return nothing(scenario, _LATENCY.format(float(np.ptp(plain[self.wire.latencies]))))
+        # Last, what else slowing can be, and kernels as slow beside the new collectives as beside the recorded ones.
+        ratios = np.append(plain * slowed[0], plain[0] * np.asarray([*slowed[1:], 1.0]))
         middle = float(ratios[self.wire.likely].mean())
         # A bucket may be one large parameter that no cap divides: then it stays as it is.
         stays = not self.buckets.measured_sizes and len(layout) > len(self.layout)
@@ -207,6 +212,17 @@ class _Remodel:
             missed = MISSED_AT_LEAST * (self.model.missed_ratio + self._miss)
             least[name] = max(0.0, float(over.min() - 1) - missed) if name != best else 0.0
         return least
+
+
+def _variants(model: Model) -> list[tuple[Mapping[int, float], float]]:
+    """What kernels lose beside communication, and transfers on a shared link: the likely, then what else is open."""
+    slowing, transfers = model.slowing, model.transfers
+    made = [(slowing.mid, transfers.share)]
+    if transfers.matters:
+        made.append((slowing.mid, transfers.other_share))
+    if not slowing.is_known:
+        made.append((slowing.high, transfers.share))
+    return made
 
 
 def _alone(model: Model, ours: pl.DataFrame) -> pl.DataFrame:

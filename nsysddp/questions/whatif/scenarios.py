@@ -1,8 +1,8 @@
 """Scenarios that keep the recorded nodes: no communication, faster, no straggler, no contention.
 
 Kernels beside communication that is shorter run alone earlier: their durations are those of ``slowing``. What the
-capture leaves open makes the band: the ends of what contention can be; transfers that ran at one time on one rank,
-which may or may not have shared a link; latency that no edge explains and transfers longer than usual at their place
+capture leaves open makes the band: the ends of what contention can be; what transfers of a rank that share a link lose,
+where that is not measured (``sharing``); latency that no edge explains and transfers longer than usual at their place
 (another process on the GPU), which a shorter step may or may not have.
 
 Of a collective whose counterpart is not known nobody knows how much of it was waiting, from nothing to all. Where that
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import ms
 from nsysddp.questions.whatif.even import with_usual_transfers, without_straggler
 from nsysddp.questions.whatif.model import HOST_KINDS, Model
@@ -95,34 +94,38 @@ def _without_communication(model: Model, communication: Flags) -> dict[str, obje
 
 
 def _faster(model: Model, communication: Flags, factor: float) -> dict[str, object]:
-    program, slowing = model.program, model.slowing
+    program, slowing, transfers = model.program, model.slowing, model.transfers
     duration = program.duration
     name = f"faster_{factor:g}"
 
-    def sent(which: Flags, shared: Floats | float = 0.0) -> Program:
-        return program.having(duration=np.where(which, (duration - shared) / factor, duration))
+    def mean(
+        sent: Flags, share: Mapping[int, float], link: float, odd: Floats | float = 0.0, excess: float = 1.0
+    ) -> float:
+        """Mean step where these are sent faster, all but what is ``odd`` of them."""
+        sharing = transfers.with_share(link) if link else None
+        alone = duration if sharing is None else sharing.alone(duration)
+        quick, work = (np.where(sent, (took - odd) / factor + odd, took) for took in (duration, alone))
+        changed = program.having(duration=quick, excess=excess * program.weights.excess)
+        return model.mean_of(model.kernels.settled(changed, model.kernels.freed(work, share), share, sharing))
 
-    def mean(changed: Program, share: Mapping[int, float]) -> float:
-        return model.mean_of(model.kernels.settled(changed, model.kernels.freed(duration, share), share))
-
-    quick = sent(communication)
-    middle = mean(quick, slowing.mid)
+    middle = mean(communication, slowing.mid, transfers.share)
     others = [middle]
     unmatched = _unmatched(program, communication)
     if unmatched.any():
-        others.append(mean(sent(communication & ~unmatched), slowing.mid))
+        others.append(mean(communication & ~unmatched, slowing.mid, transfers.share))
         if silent := _open(model, name, (others[0], others[1])):
             return silent
         middle = (others[0] + others[1]) / 2
-    others += [
-        mean(quick, slowing.low),
-        mean(quick, slowing.high),
-        mean(sent(communication, _shared(model, communication)), slowing.mid),
-        mean(quick.having(excess=np.zeros_like(duration)), slowing.mid),
-    ]
+    others += [mean(communication, share, transfers.share) for share in (slowing.low, slowing.high)]
+    others.append(mean(communication, slowing.mid, transfers.share, excess=0.0))
+    may_meet = factor < 1 and not transfers.is_known and transfers.are_several
+    if transfers.matters or may_meet:
+        others.append(mean(communication, slowing.mid, transfers.other_share))
+    if may_meet:  # slower transfers may meet that never did, on one link or on two
+        middle = (middle + others[-1]) / 2
     odd = duration - with_usual_transfers(model, duration)
     if odd.any():
-        others.append(mean(quick.having(duration=quick.duration + odd * (1 - 1 / factor)), slowing.mid))
+        others.append(mean(communication, slowing.mid, transfers.share, odd=odd))
     return _row(model, name, [middle, *others], shorter=factor >= 1)
 
 
@@ -179,24 +182,6 @@ def _without_contention(model: Model) -> dict[str, object]:
         return model.mean(model.program.having(duration=freed))
 
     return model.row("no_contention", mean(slowing.mid), mean(slowing.low), mean(slowing.high))
-
-
-def _shared(model: Model, communication: Flags) -> Floats:
-    """Of each transfer half the time in which another one of its rank ran too: what a shared link may have cost it."""
-    events = model.context.trace.events
-    start = model.graph.ready[: events.height]
-    end = events["end_ns"].to_numpy()
-    shared = np.zeros(communication.size)
-    for rank, rows in model.kernels.communication.items():
-        assert rank is not None
-        time = np.concatenate([start[rows], end[rows]])
-        order = np.argsort(time, kind="stable")
-        depth = np.cumsum(np.repeat([1, -1], rows.size)[order])
-        several = np.flatnonzero(depth[:-1] >= 2) if depth.size else depth
-        both = Intervals.union_of(time[order][several], time[order][several + 1])
-        if len(both):
-            shared[rows] = both.length_within(start[rows], end[rows]) / 2
-    return shared
 
 
 def _reason(model: Model, mean_ns: float, doubt: str | None) -> str | None:

@@ -84,6 +84,16 @@ class Transfers:
         """Does anything run beside anything else, and may it cost something?"""
         return bool(self.beside.any()) and (self.share > 0 or not self.is_known)
 
+    @property
+    def are_several(self) -> bool:
+        """Does any rank communicate on several streams?"""
+        return any(len(streams) > 1 for streams in self.lanes.values())
+
+    @property
+    def other_share(self) -> float:
+        """What it could be as well: half of what was measured, or an even share where nothing was."""
+        return self.share / 2 if self.is_known else EVEN_SHARE
+
     def with_share(self, share: float) -> Transfers:
         """The same with another share."""
         return replace(self, share=share)

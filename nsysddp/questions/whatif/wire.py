@@ -5,7 +5,9 @@ Between the sizes seen the fitted line holds. Outside of them nothing was seen, 
 * **Smaller than any gradient message.** Transfer time over size bends downwards (large messages use the link better),
   so the time lies between the line, drawn on to smaller sizes, and the chord from a small message (a barrier, which
   knows the latency) to the line's smallest size. With one size of gradients the chord is the line.
-* **No small message and one size**: the latency is assumed, between none and ``_MOST_LATENCY_NS`` a doubling of ranks.
+* **No small message and one size**: the latency is assumed, between none and the most of
+  ``_MOST_LATENCY_NS`` a doubling of ranks (a tree) and ``_MOST_HOP_NS`` a hop (a ring). Where that decides about much,
+  there is no prediction.
 * **Larger than any message**: large messages are pipelined and can run without computation beside them, so the rest
   beyond the largest size can be faster by ``_FASTER`` than the line, or slower by ``_SLOWER``.
 """
@@ -32,6 +34,7 @@ _LEAST_LINK_ERROR = 0.05
 """A fit on a few sizes can be closer than the link is steady."""
 
 _MOST_LATENCY_NS = 50 * NS_PER_US
+_MOST_HOP_NS = 20 * NS_PER_US
 _FASTER, _SLOWER = 0.3, 0.1
 _BEYOND = 1.05
 """Messages larger than the largest seen by less than this are no extrapolation."""
@@ -65,7 +68,7 @@ class Wire:
             context.timed.filter(pl.col("bytes") <= line.smallest_bytes * _SMALL), line.kind, line.group_size
         )
         if small is None:
-            unknown = 0.0 if line.has_latency else _MOST_LATENCY_NS * (1 + log2(line.group_size or 2))
+            unknown = 0.0 if line.has_latency else _most_latency(line.group_size or 2)
             return cls(line, None, None, min(unknown, line.transfer_ns(line.smallest_bytes)))
         size = (small.smallest_bytes + small.largest_bytes) // 2
         time = float(small.transfer_ns(size))
@@ -101,6 +104,11 @@ class Wire:
             return [0, len(self.times()) - 1]
         return [5] if self.latency_ns else [0]
 
+    @property
+    def latencies(self) -> list[int]:
+        """Which of the times differ by the latency that is assumed: none, a quarter of the most, the most."""
+        return [0, 5, 6]
+
     def is_beyond(self, size: float) -> bool:
         """Is a message larger than any that was seen?"""
         return size > _BEYOND * self.line.largest_bytes
@@ -121,6 +129,10 @@ class Wire:
             return self.line.latency_ns + self.line.ns_per_byte * size
         rise = self.line.transfer_ns(smallest) - self.small_ns
         return self.small_ns + rise * (size - self.small_bytes) / (smallest - self.small_bytes)
+
+
+def _most_latency(ranks: int) -> float:
+    return max(_MOST_LATENCY_NS * (1 + log2(ranks)), _MOST_HOP_NS * 2 * (ranks - 1))
 
 
 def _through(line: Link, size: int, time: float) -> Link:

@@ -16,12 +16,20 @@ import nsysddp
 from nsysddp.questions.steps import steady
 from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
+from nsysddp.render.html.heat import heat_of
 from nsysddp.render.html.looks import all_looks, bar_of, legend, look_style, used_looks
 from nsysddp.render.html.packed import timeline_of
 from nsysddp.render.html.places import Places
 from nsysddp.render.html.program import program
 from nsysddp.render.html.safe import environment, json_text, policy, template_text, trusted, vendored_text
-from nsysddp.render.html.sections import comparison_part, diagnosis_part, path_part, provenance_of
+from nsysddp.render.html.sections import (
+    communicators_part,
+    comparison_part,
+    diagnosis_part,
+    path_part,
+    provenance_of,
+    stragglers_part,
+)
 from nsysddp.render.html.tables import BUCKETS, LONG, long_table, rank_table
 
 if TYPE_CHECKING:
@@ -41,6 +49,8 @@ def html_report(
     buckets: Part | None = None,
     diagnosis: Part | None = None,
     comparison: Part | None = None,
+    stragglers: Part | None = None,
+    communicators: Part | None = None,
     answers: Sequence[tuple[str, Sequence[str]]] = (),
     provenance: Mapping[str, str] | None = None,
 ) -> str:
@@ -53,6 +63,8 @@ def html_report(
         buckets: the answer of ``questions.buckets.buckets``.
         diagnosis: causes and remedies.
         comparison: this run beside others.
+        stragglers: the answer of ``questions.stragglers``: late ranks, and a map of ranks by steps.
+        communicators: the answer of ``questions.communicators``.
         answers: what else belongs to the verdict: sentences under names of their own.
         provenance: further facts about where the page comes from, such as capture settings. No secrets: they are shown.
 
@@ -81,9 +93,11 @@ def html_report(
     parts = [
         path_part(critical_path, places),
         diagnosis_part(diagnosis, places),
+        communicators_part(communicators, places),
         comparison_part(comparison, places),
     ]
     shown = [part for part in parts if part]
+    heat = heat_of(stragglers)
     template = environment().get_template("report.html.j2")
     page: str = template.render(
         policy=policy((style,), (plot_program, page_program)),
@@ -95,7 +109,7 @@ def html_report(
         findings=findings,
         answers=[*_largest_cause(diagnosis), *answers],
         spread=per_rank.spread(result),
-        contents=_contents(long, shown),
+        contents=_contents(long, shown, has_map=heat is not None),
         ranks=rank_table(result, labels, figures),
         has_path=path is not None,
         legend=legend(timeline, path is not None),
@@ -103,11 +117,13 @@ def html_report(
         bars=[bar_of(f"rank {bar.rank}", bar.window_ns, bar.parts) for bar in bars],
         bars_caption=_bars_caption(result),
         bars_legend=used_looks(bar.parts for bar in bars),
+        heat=None if heat is None else stragglers_part(stragglers, places, heat),
         long_tables=long,
         parts=shown,
         provenance=provenance_of(result, context, provenance or {}),
         licence=vendored_text("LICENSE.uPlot").strip().splitlines(),
         data=[(f"table-{one['name']}", json_text(one["data"])) for one in long if one["rows"]]
+        + ([] if heat is None else [("heat-data", json_text(heat))])
         + [("timeline-data", json_text(timeline)), ("timeline-looks", json_text(all_looks()))],
         columns=columns,
         program=trusted(page_program),
@@ -124,12 +140,15 @@ def _long_tables(result: Result, buckets: Part | None) -> list[dict[str, Any]]:
     return long
 
 
-def _contents(long: list[dict[str, Any]], parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _contents(
+    long: list[dict[str, Any]], parts: list[dict[str, Any]], *, has_map: bool
+) -> list[tuple[str, str]]:
     """Anchors and names of all sections, in the page's order."""
     return [
         ("ranks", "Ranks"),
         ("timeline", "Timeline"),
         ("decomposition", "Time"),
+        *([("ranks-by-step", "Ranks by step")] if has_map else []),
         *((one["anchor"], one["short"]) for one in long),
         *((part["anchor"], part["title"]) for part in parts),
         ("provenance", "Provenance"),

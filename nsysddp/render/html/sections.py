@@ -10,7 +10,8 @@ import polars as pl
 import nsysddp
 from nsysddp.questions.critical_path import KINDS
 from nsysddp.render import per_rank
-from nsysddp.render.compare import COMPARED, drawn_rows, interval, key_of, number, percent, shown_rank, who
+from nsysddp.render.compare.picture import drawn_rows, key_of
+from nsysddp.render.compare.words import COMPARED, interval, number, percent, shown_rank, who
 from nsysddp.render.detail import duration
 from nsysddp.render.html.tables import short_table
 
@@ -142,7 +143,7 @@ def diagnosis_part(part: Part | None, places: Places) -> dict[str, Any] | None:
     # The claims are the findings above; here is what they leave open.
     told = ("steps", "of_steps", "claim", "rank", "phase")
     captions = {
-        "diagnosis": "Causes by what each costs at most per steady step; faults have no cost and come last",
+        "diagnosis": "Causes by their time on the critical path per steady step; faults have no cost and come last",
         "diagnosis_unjudged": "What this capture does not tell",
         "diagnosis_evidence": "What the costs rest on: time of the critical path, the largest first",
     }
@@ -151,6 +152,38 @@ def diagnosis_part(part: Part | None, places: Places) -> dict[str, Any] | None:
         for name, caption in captions.items()
         if name in part.tables and part.tables[name].height
     ]
+    return made
+
+
+def communicators_part(part: Part | None, places: Places) -> dict[str, Any] | None:
+    """What groups of ranks cost and are for, and the pairs that carry most."""
+    made = part_of("communicators", "Groups of ranks", part, places)
+    if made is None or part is None or not part.tables["communicator"].height:
+        return None
+    pairs = part.tables["pair"].sort("bytes", descending=True, nulls_last=True)
+    captions = (
+        (
+            "communicator_role",
+            "What each role costs, summed over the steps, on the rank that is exposed longest",
+        ),
+        ("communicator", "Groups, the longest exposed first"),
+    )
+    made["tables"] = [
+        *(short_table(caption, part.tables[name], 20) for name, caption in captions),
+        *([short_table("Pairs of ranks, those that carry most first", pairs, 20)] if pairs.height else []),
+    ]
+    return made
+
+
+def stragglers_part(part: Part | None, places: Places, heat: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Late ranks, hosts and links, beside the map of ranks by steps."""
+    made = part_of("ranks-by-step", "Ranks by step", part, places)
+    if made is None or part is None:
+        return None
+    made["words"] = f"{len(heat['ranks'])} ranks by {len(heat['steps'])} steps"
+    late = part.tables["late"]
+    made["tables"] = [short_table("What is late", late, 20)] if late.height else []
+    made["notes"] = [f"{heat['left_out']:,} later steps are not in the map."] if heat["left_out"] else []
     return made
 
 

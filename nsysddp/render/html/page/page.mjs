@@ -1,6 +1,7 @@
 /** Where the page's program begins: its tables, its timeline, and the links between them. */
 
 import { byId, read } from "./dom.mjs";
+import { HeatMap } from "./heat.mjs";
 import { Run } from "./run.mjs";
 import { DataTable } from "./table.mjs";
 import { offerThemes } from "./theme.mjs";
@@ -46,5 +47,6 @@ if (byId("timeline-plot")) {
   const run = new Run(read("timeline-data"), tables, byId("timeline-columns").textContent);
   timeline = new Timeline(byId("timeline"), run, read("timeline-looks"));
 }
+if (byId("heat-map")) new HeatMap(byId("heat-scroll"), read("heat-data"), (place) => timeline && goToPlace(place, ""));
 document.addEventListener("click", follow);
 document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,81 @@
+"""Ranks by steps, a cell each: what the page's map of own time, exposed communication and bandwidth is drawn from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from nsysddp.model.names import natural
+
+if TYPE_CHECKING:
+    from nsysddp.render.html.sections import Part
+
+_FIGURES = (
+    ("lateness_ns", "own time beyond the peers'", "ns"),
+    ("exposed_communication_ns", "exposed communication", "ns"),
+    ("busbw_gbps", "bus bandwidth", "gbps"),
+)
+"""Column of ``lateness``, its name on the page, its unit."""
+
+_MOST_CELLS = 120_000
+"""More steps are left out at the end: a page stays within its bounds."""
+
+
+def heat_of(part: Part | None) -> dict[str, Any] | None:
+    """The data of the map; None without two ranks and two steps.
+
+    Returns:
+        ``ranks`` and ``hosts`` by row, ``steps`` (names) and ``indexes`` by column, ``left_out`` steps, ``figures``
+        (each with its values by row and column, in us or GB/s, null where unknown), ``orders`` of the rows by name.
+    """
+    if part is None or "lateness" not in part.tables:
+        return None
+    frame = part.tables["lateness"].filter(pl.col("step_index").is_not_null())
+    steps = frame.select("step_index", "step").unique("step_index").sort("step_index")
+    ranks = frame.select("rank", "host").unique("rank").sort("rank")
+    if ranks.height < 2 or steps.height < 2:
+        return None
+    kept = steps.head(max(2, _MOST_CELLS // ranks.height))
+    frame = frame.filter(pl.col("step_index") <= kept["step_index"][-1])
+    row = np.searchsorted(ranks["rank"].to_numpy(), frame["rank"].to_numpy())
+    column = np.searchsorted(kept["step_index"].to_numpy(), frame["step_index"].to_numpy())
+    figures = []
+    for name, label, unit in _FIGURES:
+        scale = 1e3 if unit == "ns" else 1.0
+        table = np.full((ranks.height, kept.height), np.nan)
+        table[row, column] = frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy() / scale
+        if not np.isnan(table).all():
+            values = [
+                [None if np.isnan(value) else round(value, 1) for value in line] for line in table.tolist()
+            ]
+            figures.append({"name": label, "unit": unit, "values": values})
+    if not figures:
+        return None
+    hosts = ranks["host"].to_list()
+    return {
+        "ranks": ranks["rank"].to_list(),
+        "hosts": hosts,
+        "steps": kept["step"].to_list(),
+        "indexes": kept["step_index"].to_list(),
+        "left_out": steps.height - kept.height,
+        "figures": figures,
+        "orders": {
+            "lateness": _by_lateness(frame, ranks),
+            "rank": list(range(ranks.height)),
+            "host": _by_host(hosts),
+        },
+    }
+
+
+def _by_lateness(frame: pl.DataFrame, ranks: pl.DataFrame) -> list[int]:
+    """Rows, the latest first."""
+    mean = frame.group_by("rank").agg(pl.col("lateness_ns").mean())
+    late = ranks.join(mean, on="rank", how="left")["lateness_ns"].fill_null(-np.inf).to_numpy()
+    order: list[int] = np.argsort(-late, kind="stable").tolist()
+    return order
+
+
+def _by_host(hosts: list[str]) -> list[int]:
+    return sorted(range(len(hosts)), key=lambda row: (natural(hosts[row]), row))

@@ -1,0 +1,68 @@
+"""What a command says where memory is short, and what takes little of it on long captures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from polars.testing import assert_frame_equal
+
+from nsysddp import ask
+from nsysddp.cli import _NO_MEMORY, cli, main
+from nsysddp.dependencies.condensed import _running_most
+from nsysddp.join.load import load
+from nsysddp.questions.question import VERBS, asked
+
+
+@pytest.mark.parametrize("name", sorted(asked()))
+def test_advice_where_memory_is_short_is_one_that_the_command_accepts(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("nsysddp.cli.options.Request.load", too_large)
+    command = VERBS.get(name, name.replace("_", "-"))
+    with pytest.raises(SystemExit) as ended:
+        main([command, "report.sqlite", "other.sqlite"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert _NO_MEMORY in said
+    accepted = {option for one in cli.get_command(None, command).params for option in one.opts}  # type: ignore[arg-type, union-attr]
+    assert set(re.findall(r"--[a-z-]+", said)) <= accepted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_running_maximum_within_groups_is_exact(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 400))
+    group = np.sort(rng.integers(0, 12, size))
+    value = rng.choice([rng.normal(0, 1e9, size), rng.integers(-3, 3, size) + rng.random(size) * 1e-9])
+    value[rng.random(size) < 0.1] = rng.choice([0.0, -1e-300, 1e300, -1e300])
+    expected = np.concatenate([np.maximum.accumulate(value[group == number]) for number in np.unique(group)])
+    assert (_running_most(value, group) == expected).all()
+
+
+_TOGETHER = (
+    ("nsysddp.questions.critical_path._NODES_AT_A_TIME", 7),
+    ("nsysddp.dependencies.condensed._NODES_AT_A_TIME", 7),
+    ("nsysddp.questions.own_time._EVENTS_AT_A_TIME", 7),
+    ("nsysddp.questions.whatif.even._EVENTS_AT_A_TIME", 7),
+)
+
+
+@pytest.mark.parametrize("name", ["critical_path", "diagnosis", "whatif", "slack"])
+def test_answers_do_not_depend_on_how_much_is_worked_on_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz"
+    whole = ask(load(report, host_calls=True, shapes=True), name)
+    for place, count in _TOGETHER:
+        monkeypatch.setattr(place, count)
+    parts = ask(load(report, host_calls=True, shapes=True), name)
+    assert whole.tables.keys() == parts.tables.keys()
+    for table, frame in whole.tables.items():
+        assert_frame_equal(frame, parts[table], rel_tol=1e-9, abs_tol=1e-6)
+    assert [finding.code for finding in whole.findings] == [finding.code for finding in parts.findings]
