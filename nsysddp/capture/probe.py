@@ -34,7 +34,7 @@ def probe() -> dict[str, Any]:
             }
         )
     if found["gpus"] and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
 
 

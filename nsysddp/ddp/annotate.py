@@ -126,7 +126,7 @@ def _who_am_i() -> markers.RankMark:
 def _distributed() -> bool:
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized()
+    return bool(dist.is_available() and dist.is_initialized())
 
 
 # --- buckets --------------------------------------------------------------------------------------------
