@@ -22,7 +22,8 @@ from nsysddp.join import clocks
 from nsysddp.join.events import CLASS_CODES, Events
 from nsysddp.join.host import Names, aligned, host_table, ranges_and_operations
 from nsysddp.join.host import metrics as sampled_metrics
-from nsysddp.join.match import ALL_KINDS, Kernels, Matched, match
+from nsysddp.join.kernels import ALL_KINDS, Kernels
+from nsysddp.join.match import Matched, match
 from nsysddp.join.ranks import Ranks, put_on_axis
 from nsysddp.join.sharing import shared_gpus
 from nsysddp.model import schema

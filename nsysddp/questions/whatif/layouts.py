@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies import replay
+from nsysddp.dependencies.draft import Draft
 from nsysddp.model.errors import CannotTell, UsageError
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
@@ -246,7 +247,7 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     step = model.context.attribution.step
     communication = np.zeros(model.program.duration.size, dtype=bool)
     communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
-    draft = replay.Draft(model.program)
+    draft = Draft(model.program)
     found = False
     for backward in buckets.backwards:
         first, last = trace.rows_of(backward.rank)
