@@ -56,6 +56,7 @@ _ORDER = (
     "communicators",
     "slack",
     "stragglers",
+    "pipelines",
     "compare",
     "check",
     "evidence",
