@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Codes
 from nsysddp.ingest.inspect import capabilities, shifted_times
-from nsysddp.ingest.observers import observers
+from nsysddp.ingest.observers import observing
 from nsysddp.ingest.report import KNOWN_MAJOR, RUNTIME, Report
 from nsysddp.model.trace import Input
 
@@ -24,18 +24,18 @@ class About:
         gpu_of: (pid, CUDA ordinal) to physical GPU.
         gpus: physical GPU to (name, uuid, bus location).
         environment: variables of the environment that tell ranks and sizes.
+        observing: variables that are set in it and change what is measured.
         silent: pids of processes that launched work of which the report holds no GPU event.
         shown: how many processes have GPU events.
-        observers: variables of the environment that change what is measured.
     """
 
     host: str | None
     gpu_of: Mapping[tuple[int, int], int]
     gpus: Mapping[int, tuple[str, str | None, str]]
     environment: Mapping[str, int]
+    observing: tuple[str, ...]
     silent: tuple[int, ...]
     shown: int
-    observers: tuple[str, ...] = ()
 
 
 def about(report: Report, processes: Codes, lanes: Sequence[tuple[int, int]]) -> About:
@@ -48,7 +48,7 @@ def about(report: Report, processes: Codes, lanes: Sequence[tuple[int, int]]) ->
         others = sorted(pid for pid in named - with_events if pid is not None)
         silent = tuple(pid for pid in others if sql.rows(report, "launching_process", pid=pid))
     return About(
-        _host_key(report), gpu_of, gpus, _environment(report), silent, len(with_events), observers(report)
+        _host_key(report), gpu_of, gpus, _environment(report), observing(report), silent, len(with_events)
     )
 
 

@@ -137,9 +137,9 @@ def decoded(content: pa.Buffer, path: Path) -> Part:
             gpu_of={(pid, device): gpu for pid, device, gpu in about["gpu_of"]},
             gpus={gpu: (name, uuid, bus) for gpu, name, uuid, bus in about["gpus"]},
             environment=about["environment"],
+            observing=tuple(about["observing"]),
             silent=tuple(about["silent"]),
             shown=about["shown"],
-            observers=tuple(about["observers"]),
         ),
         events=Ordered(
             columns=_columns(tables["events"]),

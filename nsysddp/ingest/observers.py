@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsysddp.ingest import sql
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable
 
     from nsysddp.ingest.report import Report
 
@@ -35,12 +35,12 @@ EFFECTS = {
 """Variable to what it does to a measurement."""
 
 
-def observers(report: Report) -> tuple[str, ...]:
-    """The variables that a report shows to be set so."""
+def observing(report: Report) -> tuple[str, ...]:
+    """The variables that are set in the environment of a report and change what is measured, by name."""
     found = {str(row["variable"]) for row in sql.rows(report, "observing_environment")}
     return tuple(sorted(found & EFFECTS.keys()))
 
 
-def effects(names: Collection[str]) -> list[str]:
-    """A sentence for each variable that changes what is measured, by name."""
-    return [f"{name} is set ({EFFECTS[name]})" for name in sorted(names)]
+def effects_of(variables: Iterable[str]) -> list[str]:
+    """A sentence for each of these variables."""
+    return [f"{name} is set ({EFFECTS[name]})" for name in sorted(set(variables))]

@@ -13,7 +13,7 @@ from nsysddp.execute import Place
 from nsysddp.ingest.attribute import carried_operations
 from nsysddp.ingest.columns import NONE
 from nsysddp.ingest.given import reports_given
-from nsysddp.ingest.observers import effects
+from nsysddp.ingest.observers import effects_of
 from nsysddp.ingest.part import Notes, Part, Progress, Wanted
 from nsysddp.join import clocks
 from nsysddp.join.events import CLASS_CODES, Events
@@ -125,11 +125,9 @@ class _Run:
         for part in self.parts:
             for note in part.notes:
                 self.notes.warn(*note)
-        observed = effects({name for part in self.parts for name in part.about.observers})
+        effects = effects_of(name for part in self.parts for name in part.about.observing)
         self.notes.warn(
-            "observer_effect",
-            len(observed),
-            "the environment changes what is measured: " + "; ".join(observed),
+            "observer_effect", len(effects), "the environment changes what is measured: " + "; ".join(effects)
         )
         self._say_missing()
         named = Names(self.parts, self.notes)
