@@ -261,16 +261,16 @@ MISTAKES = (
     ),
     Mistake(
         "any range named like a call of NCCL taken for one",
-        "ingest/host.py",
+        "ingest/nvtx.py",
         "np.isin(key, key[named]) | ~np.isin(process, process[named])",
         "key == key",
         (INGEST, "-k", "named_like"),
     ),
     Mistake(
         "rows without a thread given to the first of several processes",
-        "ingest/host.py",
-        "    if only:\n        code[thread == _NOBODY] = 0",
-        "    code[thread == _NOBODY] = 0",
+        "ingest/threads.py",
+        "    if only:\n        code[thread == NOBODY] = 0",
+        "    code[thread == NOBODY] = 0",
         (CASES, "-k", "threads_that"),
     ),
     Mistake(
@@ -352,7 +352,7 @@ MISTAKES = (
     ),
     Mistake(
         "a range that never ended taken for an instant",
-        "ingest/host.py",
+        "ingest/nvtx.py",
         "end[order[place]] = start[later] if same else max(capture_end, int(start[place]))",
         "end[order[place]] = start[place]",
         (CASES, "-k", "test_30"),
@@ -423,8 +423,8 @@ MISTAKES = (
     Mistake(
         "a segment that forgets launches before its last",
         "dependencies/condensed.py",
-        "most_value: Floats = (found ^ (found >> 63 & 0x7FFF_FFFF_FFFF_FFFF)).view(np.float64)",
-        "most_value: Floats = value",
+        "self.end[node] = along[node] + _running_most(let_go, segment)",
+        "self.end[node] = along[node] + let_go",
         ("tests/test_whatif.py", "-k", "solution_of_its_equations"),
     ),
     Mistake(
