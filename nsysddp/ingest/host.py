@@ -15,7 +15,6 @@ import polars as pl
 from nsysddp.ingest import sql
 from nsysddp.ingest.columns import NONE, Bulk, Codes, Gathered, Ids, integers, plausible, shared
 from nsysddp.ingest.gpu import strings
-from nsysddp.ingest.nvtx import read_nvtx as read_nvtx
 from nsysddp.ingest.report import RECORDS, RUNTIME, SYNCS, Report
 from nsysddp.ingest.threads import NOBODY, THREAD_MASK, count_threadless, processes_of
 from nsysddp.model import schema

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from nsysddp.ingest import facts, gpu, host, sql
+from nsysddp.ingest import facts, gpu, host, nvtx, sql
 from nsysddp.ingest.columns import Codes
 from nsysddp.ingest.hashing import Hashing
 from nsysddp.ingest.inspect import exported, shifted_times
@@ -254,7 +254,7 @@ def _read_ranges(
     progress: Progress | None,
 ) -> None:
     """The ranges that name steps, phases and marks, and NCCL's calls."""
-    read = host.read_nvtx(
+    read = nvtx.read_nvtx(
         report, processes, wanted.patterns, last_ns, counted(progress, f"{report.name}: NVTX ranges")
     )
     part.ranges, part.operations = read.ranges, read.operations
