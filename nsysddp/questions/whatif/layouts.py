@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Layout = Sequence[Sequence[int]]
+    _Shares = Mapping[int, float]
 
 
 _MOST_UNKNOWN = 0.05
@@ -132,13 +133,13 @@ class _Remodel:
         program = self._rebuilt(layout, time)
         return self.model.mean(program, self._added)
 
-    def _with_slowing(self, layout: Layout, plain: float, lost: Mapping[int, float], link: float) -> float:
+    def _with_slowing(self, layout: Layout, plain: float, lost: _Shares, link: _Shares) -> float:
         """By how much the step is longer when kernels slow down beside the new collectives, not the recorded ones.
 
         And when transfers share links with the new ones, and lose ``link`` of that time.
         """
         model = self.model
-        transfers = model.transfers.with_share(link) if link else None
+        transfers = model.transfers.with_share(link) if any(link.values()) else None
         if not any(lost.values()) and transfers is None:
             return 1.0
         program = self._rebuilt(layout, self._times[0])
@@ -217,7 +218,7 @@ class _Remodel:
         return least
 
 
-def _variants(model: Model) -> list[tuple[Mapping[int, float], float]]:
+def _variants(model: Model) -> list[tuple[_Shares, _Shares]]:
     """What kernels lose beside communication, and transfers on a shared link: the likely, then what else is open."""
     slowing, transfers = model.slowing, model.transfers
     made = [(slowing.mid, transfers.share)]
@@ -230,7 +231,8 @@ def _variants(model: Model) -> list[tuple[Mapping[int, float], float]]:
 
 def _alone(model: Model, ours: pl.DataFrame) -> pl.DataFrame:
     """The timed collectives as short as they would have been without what sharing a link cost them."""
-    cost = model.transfers.share * model.transfers.beside[ours["event"].to_numpy()]
+    share, rows = model.transfers.share, ours["event"].to_numpy()
+    cost = np.asarray([share[rank] for rank in ours["rank"]]) * model.transfers.beside[rows]
     return ours.with_columns(end_ns=pl.col("end_ns") - pl.Series(np.round(cost).astype(np.int64)))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
+    Shares = Mapping[int, float]
 
 _NO_CHANGE = 0.005
 """A step that changes by less than this does not hang on what was taken away, and the row says on what."""
@@ -99,10 +100,10 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
     name = f"faster_{factor:g}"
 
     def mean(
-        sent: Flags, share: Mapping[int, float], link: float, odd: Floats | float = 0.0, excess: float = 1.0
+        sent: Flags, share: Shares, link: Shares, odd: Floats | float = 0.0, excess: float = 1.0
     ) -> float:
         """Mean step where these are sent faster, all but what is ``odd`` of them."""
-        sharing = transfers.with_share(link) if link else None
+        sharing = transfers.with_share(link) if any(link.values()) else None
         alone = duration if sharing is None else sharing.alone(duration)
         quick, work = (np.where(sent, (took - odd) / factor + odd, took) for took in (duration, alone))
         changed = program.having(duration=quick, excess=excess * program.weights.excess)

@@ -49,13 +49,14 @@ class Transfers:
     Attributes:
         lanes: of each rank its communication by stream: nodes.
         beside: recorded time beside transfers of other streams of the rank, ns; shape (events,).
-        share: what a transfer loses of the time beside another one.
+        share: what a transfer of each rank loses of the time beside another one: ranks share with others what they
+            send over, and some groups of theirs go other ways.
         is_known: it was measured; else it is 0.
     """
 
     lanes: Mapping[int, tuple[Ints, ...]]
     beside: Floats
-    share: float
+    share: Mapping[int, float]
     is_known: bool
 
     @classmethod
@@ -69,7 +70,7 @@ class Transfers:
             rows = first + np.flatnonzero(sent[first:last])
             lanes[rank] = tuple(rows[stream[rows] == number] for number in np.unique(stream[rows]))
         end = events["end_ns"].to_numpy().astype(np.float64)
-        transfers = cls(lanes, np.zeros(events.height), 0.0, is_known=False)
+        transfers = cls(lanes, np.zeros(events.height), dict.fromkeys(lanes, 0.0), is_known=False)
         begin = end - program.duration[: events.height]
         for rank in lanes:
             for rows, others in transfers._neighbours(rank, begin, end):
@@ -77,12 +78,12 @@ class Transfers:
                     np.round(begin[rows]).astype(np.int64), end[rows].astype(np.int64)
                 )
         share = _measured(trace, program.duration, transfers.beside)
-        return transfers if share is None else replace(transfers, share=share, is_known=True)
+        return replace(transfers, share=share, is_known=True) if share else transfers
 
     @property
     def matters(self) -> bool:
         """Does anything run beside anything else, and may it cost something?"""
-        return bool(self.beside.any()) and (self.share > 0 or not self.is_known)
+        return bool(self.beside.any()) and (any(self.share.values()) or not self.is_known)
 
     @property
     def are_several(self) -> bool:
@@ -90,12 +91,14 @@ class Transfers:
         return any(len(streams) > 1 for streams in self.lanes.values())
 
     @property
-    def other_share(self) -> float:
+    def other_share(self) -> Mapping[int, float]:
         """What it could be as well: half of what was measured, or an even share where nothing was."""
-        return self.share / 2 if self.is_known else EVEN_SHARE
+        if not self.is_known:
+            return dict.fromkeys(self.share, EVEN_SHARE)
+        return {rank: share / 2 for rank, share in self.share.items()}
 
-    def with_share(self, share: float) -> Transfers:
-        """The same with another share."""
+    def with_share(self, share: Mapping[int, float]) -> Transfers:
+        """The same with other shares."""
         return replace(self, share=share)
 
     def joined_by(self, ranks: Mapping[int, int]) -> Transfers:
@@ -112,7 +115,10 @@ class Transfers:
     def alone(self, duration: Floats) -> Floats:
         """The durations of all nodes without what sharing cost the recorded transfers."""
         freed: Floats = duration.copy()
-        freed[: self.beside.size] -= np.minimum(self.share * self.beside, freed[: self.beside.size])
+        for rank, streams in self.lanes.items():
+            rows = np.concatenate(streams)
+            rows = rows[rows < self.beside.size]
+            freed[rows] -= np.minimum(self.share[rank] * self.beside[rows], freed[rows])
         return freed
 
     def share_in(self, duration: Floats, schedule: Schedule, before: Floats, alone: Floats) -> None:
@@ -127,7 +133,7 @@ class Transfers:
         begin = schedule.end - before
         for rank in self.lanes:
             for rows, others in self._neighbours(rank, begin, schedule.end):
-                duration[rows] = lasting(begin[rows], alone[rows], others, self.share)
+                duration[rows] = lasting(begin[rows], alone[rows], others, self.share[rank])
 
     def _neighbours(self, rank: int, begin: Floats, end: Floats) -> list[tuple[Ints, Intervals]]:
         """Each stream's nodes, with when transfers of the rank's other streams run."""
@@ -143,8 +149,11 @@ class Transfers:
         return found
 
 
-def _measured(trace: Trace, duration: Floats, beside: Floats) -> float | None:
-    """The share that transfers lose beside others, median over those alike alone and beside; None if none are."""
+def _measured(trace: Trace, duration: Floats, beside: Floats) -> dict[int, float]:
+    """The share that transfers of each rank lose beside others, median over those alike alone and beside.
+
+    A rank without such has the median of all; empty if there are none at all.
+    """
     events = trace.collectives.select("event", "kind", "bytes", "group_size").drop_nulls()
     row = events["event"].to_numpy()
     known = (
@@ -166,6 +175,15 @@ def _measured(trace: Trace, duration: Floats, beside: Floats) -> float | None:
         alone.filter(pl.col("samples") >= _LEAST_SAMPLES), on=alike
     )
     if together.height < _LEAST_SAMPLES:
-        return None
-    share = together.select(((pl.col("duration") - pl.col("base")) / pl.col("beside")).median()).item()
-    return 0.0 if share < _LEAST_SHARE else min(share, _MOST_SHARE)
+        return {}
+    lost = together.with_columns(lost=(pl.col("duration") - pl.col("base")) / pl.col("beside"))
+    of_all = lost["lost"].median()
+    of_rank = dict(
+        lost.group_by("rank")
+        .agg(pl.col("lost").median(), samples=pl.len())
+        .filter(pl.col("samples") >= _LEAST_SAMPLES)
+        .select("rank", "lost")
+        .iter_rows()
+    )
+    found = {rank: float(of_rank.get(rank, of_all)) for rank in trace.rank_numbers}  # type: ignore[arg-type]
+    return {rank: 0.0 if share < _LEAST_SHARE else min(share, _MOST_SHARE) for rank, share in found.items()}
