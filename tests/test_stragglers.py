@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from command import run
 from simulation import jobs
 from simulation.export import write
 from simulation.jobs import MS, Host, Job, Planted, simulate
+from simulation.stragglers import DATA, PARTS, Tally, page, part_of
 
 import nsysddp
 from nsysddp.model.result import Result
@@ -308,3 +311,29 @@ def test_time_and_memory_grow_with_ranks_and_not_with_their_square() -> None:
 
 def test_a_clean_job_of_other_jitter_is_clean(tmp_path: Path) -> None:
     assert not asked(replace(job(ranks=6), jitter=0.05), tmp_path)["late"].height
+
+
+# --- published results -----------------------------------------------------------------------------------------------
+
+
+def published() -> list[Tally]:
+    kept = json.loads(DATA.read_text(encoding="utf-8"))
+    return [Tally(**row) for name in PARTS for row in kept[name]]
+
+
+def test_the_published_page_is_that_of_its_data() -> None:
+    text = DATA.with_suffix(".md").read_text(encoding="utf-8")
+    assert text == page(published()), "run `python -m tests.simulation.stragglers --part dp`"
+
+
+def test_of_the_published_clean_jobs_less_than_one_in_a_hundred_raised_an_alarm() -> None:
+    clean = [tally for tally in published() if not tally.slowness]
+    assert {tally.ranks for tally in clean} == {8, 64, 512}
+    assert sum(tally.wrong for tally in clean) < 0.01 * sum(tally.jobs for tally in clean)
+
+
+def test_the_results_are_the_same_again() -> None:
+    again = list(islice(part_of("noise 0.3 %", 10, 1), 5))
+    assert [tally.slowness for tally in again] == [0.0, 0.01, 0.02, 0.05, 0.1]
+    assert [tally.found for tally in again[2:]] == [10, 10, 10]
+    assert [tally.wrong for tally in again] == [0] * 5
