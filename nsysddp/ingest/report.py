@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from sqlalchemy.engine import Engine
-
     Exporter = Callable[[Path, Path], Path]
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -80,7 +78,7 @@ class Report(AbstractContextManager["Report"]):
     unnumbered: frozenset[str] = frozenset()
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _hashing: Hashing | None = field(default=None, repr=False)
-    _engine: Engine | None = field(default=None, repr=False)
+    _connection: sqlite3.Connection | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -100,15 +98,12 @@ class Report(AbstractContextManager["Report"]):
         return f"file:{urllib.parse.quote(os.fsencode(path))}?{'immutable=1' if wal else 'mode=ro'}"
 
     @property
-    def engine(self) -> Engine:
-        """SQLAlchemy engine for small tables and inspection; text that is not UTF-8 is replaced, not refused."""
-        if self._engine is None:
-            from sqlalchemy import create_engine
-            from sqlalchemy.pool import StaticPool
-
-            self._engine = create_engine("sqlite://", creator=self.connect, poolclass=StaticPool)
-            self._stack.callback(self._engine.dispose)
-        return self._engine
+    def connection(self) -> sqlite3.Connection:
+        """A connection for small tables and inspection; text that is not UTF-8 is replaced, not refused."""
+        if self._connection is None:
+            self._connection = self.connect()
+            self._stack.callback(self._connection.close)
+        return self._connection
 
     def connect(self) -> sqlite3.Connection:
         """A new read-only connection."""
@@ -182,8 +177,7 @@ class Report(AbstractContextManager["Report"]):
 
     def scalar(self, sql: str, *values: Any) -> Any:
         """First column of the first row of one of this module's own inspections; None without a row."""
-        with self.engine.connect() as connection:
-            row = connection.exec_driver_sql(sql, values).first()
+        row = self.connection.execute(sql, values).fetchone()
         return row[0] if row else None
 
     def __exit__(

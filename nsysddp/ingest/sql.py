@@ -7,7 +7,6 @@ names; questions that are no scan of one long table run on a SQLite database tha
 from __future__ import annotations
 
 import itertools
-import re
 import sqlite3
 import sys
 import threading
@@ -38,23 +37,20 @@ THREADS = 2
 
 
 def rows(report: Report, name: str, /, **values: Any) -> list[dict[str, Any]]:
-    """All rows of a small query as mappings, through SQLAlchemy.
+    """All rows of a small query as mappings.
 
     Raises:
         MissingTable: a needed column is missing.
         ReportError: SQLite refused, or a value has a type that it cannot have.
     """
-    from sqlalchemy import text
-    from sqlalchemy.exc import DBAPIError
-
     query = get(name)
     try:
         query.supply(report)
-        with report.engine.connect() as connection:
-            result = connection.execute(text(_escaped(query.bound_to(report))), values)
-            found = [dict(row) for row in result.mappings()]
-    except (DBAPIError, sqlite3.Error, UnicodeDecodeError) as error:
-        raise _unreadable(report, query, getattr(error, "orig", None) or error) from error
+        cursor = report.connection.execute(query.bound_to(report), values)
+        columns = [column[0] for column in cursor.description]
+        found = [dict(zip(columns, row, strict=True)) for row in cursor]
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _unreadable(report, query, error) from error
     _check_types(report, query, found)
     return found
 
@@ -74,11 +70,6 @@ def _check_types(report: Report, query: Query, found: list[dict[str, Any]]) -> N
             for row in found:
                 if isinstance(row[name], bytes):
                     row[name] = row[name].decode("utf-8", "replace")
-
-
-def _escaped(sql: str) -> str:
-    """Colons inside string literals are no parameters for SQLAlchemy."""
-    return re.sub(r"'[^']*'", lambda literal: literal[0].replace(":", r"\:"), sql)
 
 
 def _unreadable(report: Report, query: Query, error: BaseException) -> ReportError:
