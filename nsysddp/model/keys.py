@@ -39,6 +39,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "launch_queue_step": _WINDOW,
     "slack": ("collective_id",),
     "slack_role": ("role",),
+    "late": ("what", "ranks", "host", "kind", "part", "since_index"),
+    "lateness": _WINDOW,
     "whatif": ("scenario",),
     "whatif_replay": ("step_index",),
     "whatif_link": ("kind", "group_size"),
