@@ -36,7 +36,7 @@ from nsysddp.evidence.sources import Loaded, Reading, load_one, repeats  # noqa:
 from nsysddp.questions import Selection, context_of  # noqa: E402
 from nsysddp.questions.compare import Comparison, compare  # noqa: E402
 from nsysddp.questions.question import question  # noqa: E402
-from nsysddp.render.compare import print_comparison  # noqa: E402
+from nsysddp.render.compare.tables import print_comparison  # noqa: E402
 from nsysddp.render.diagnosis import print_diagnosis  # noqa: E402
 from nsysddp.render.screen import console  # noqa: E402
 from nsysddp.render.text import print_result  # noqa: E402
