@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from nsysddp.join.clocks import align
-from nsysddp.join.match import ALL_KINDS, Kernels
+from nsysddp.join.kernels import ALL_KINDS, Kernels
 
 MS, US = 1_000_000, 1_000
 STEP_NS = 20 * MS

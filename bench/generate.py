@@ -316,6 +316,15 @@ def truth(size: Size, ranks: Sequence[Rank]) -> dict[str, Any]:
 # The file
 
 
+class Place(NamedTuple):
+    """Where the ranks of one report ran, and when its session began."""
+
+    first_rank: int = 0
+    host: str = "bench-node"
+    first_device: int = 0
+    utc_ns: int = 1_795_972_367_577_878_054
+
+
 class Some(NamedTuple):
     """Calls of one purpose, one per launched event, in the order of the events."""
 
@@ -423,10 +432,10 @@ def insert(
         connection.executemany(statement, zip(*batch, strict=True))
 
 
-def write(path: Path, size: Size, ranks: Sequence[Rank]) -> None:
+def write(path: Path, size: Size, ranks: Sequence[Rank], place: Place | None = None) -> None:
     """Write the export of these ranks."""
-    phases = Phases.of(size)
-    export = Export("ns", host="bench-node")
+    phases, place = Phases.of(size), place or Place()
+    export = Export("ns", host=place.host, utc_epoch_ns=place.utc_ns)
     calls = np.array([export.string(name) for name in CALLS])
     short = np.array([export.string(name) for name, _ in COMPUTE_NAMES])
     full = np.array([export.string(name) for _, name in COMPUTE_NAMES])
@@ -434,7 +443,10 @@ def write(path: Path, size: Size, ranks: Sequence[Rank]) -> None:
     for row in export.rows["StringIds"][::7]:  # strings that nothing of interest refers to
         export.string(f"/usr/lib/module-{row['id']}.so")
     export.diagnostic("Common injection library initialized successfully.", severity=1)
-    processes = [export.process(pid=4000 + 7 * rank, device=rank) for rank in range(size.ranks)]
+    processes = [
+        export.process(pid=4000 + 7 * (place.first_rank + rank), device=place.first_device + rank)
+        for rank in range(size.ranks)
+    ]
     for process in processes:
         process.domain("NCCL")
     all_reduce = export.string("ncclAllReduce")
@@ -448,7 +460,7 @@ def write(path: Path, size: Size, ranks: Sequence[Rank]) -> None:
     connection.execute("BEGIN")
     hosts = []
     for number, (rank, process) in enumerate(zip(ranks, processes, strict=True)):
-        rng = np.random.default_rng([size.seed, number, 1])
+        rng = np.random.default_rng([size.seed, place.first_rank + number, 1])
         threads = (global_tid(process.pid, process.pid), global_tid(process.pid, process.pid + 34))
         hosts.append((*host(size, rank, rng, *threads), threads, rng))
 

@@ -423,15 +423,15 @@ MISTAKES = (
     Mistake(
         "a segment that forgets launches before its last",
         "dependencies/condensed.py",
-        "most: Floats = value[order[np.maximum.accumulate(rank + number) - number]]",
-        "most: Floats = value",
+        "most_value: Floats = (found ^ (found >> 63 & 0x7FFF_FFFF_FFFF_FFFF)).view(np.float64)",
+        "most_value: Floats = value",
         ("tests/test_whatif.py", "-k", "solution_of_its_equations"),
     ),
     Mistake(
         "kernels that keep the contention of longer communication",
-        "questions/whatif/slowing.py",
-        "lasting: Floats = goal + after - start",
-        "lasting: Floats = goal + share * beside.length_ns - start",
+        "questions/whatif/lasting.py",
+        "durations: Floats = goal + after - start",
+        "durations: Floats = goal + share * beside.length_ns - start",
         ("tests/test_whatif.py", "-k", "run_alone_earlier"),
     ),
 )

@@ -166,6 +166,8 @@ def test_transfers_that_a_stopped_gpu_held_up_are_its_rank_s(tmp_path: Path, kin
     result = diagnosed(job, tmp_path)
     late = result["diagnosis"].filter(cause="straggler").row(0, named=True)
     assert late["rank"] == 5
+    assert "its GPU was stopped now and then" in late["claim"]
+    assert "nvidia-smi pmon" in late["try_next"]
     moved = result["diagnosis_evidence"].filter(cause="straggler", kind="transfer")
     assert moved["cost_ns"].sum() > 0
     assert set(moved["rank"].to_list()) == {5}

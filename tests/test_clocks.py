@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsysddp.join import drift
 from nsysddp.join.clocks import align
-from nsysddp.join.match import Kernels
+from nsysddp.join.kernels import Kernels
 
 MS = 1_000_000
 UTC = 1_700_000_000_000_000_000

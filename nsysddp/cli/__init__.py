@@ -30,6 +30,7 @@ EXIT_CODES = {
     5: "rank conflict",
     6: "undecidable: the trace cannot tell (check, compare, whatif)",
     7: "nothing is wrong, but not everything could be checked: not verified (verify)",
+    8: "the answer is whole but for reports that could not be read, which it names",
     129: "ended by SIGHUP: the terminal went away",
     130: "interrupted (Ctrl-C, SIGINT)",
     143: "ended by SIGTERM",
@@ -56,6 +57,7 @@ _ORDER = (
     "communicators",
     "slack",
     "stragglers",
+    "pipelines",
     "compare",
     "check",
     "evidence",
@@ -131,6 +133,14 @@ class _LazyGroup(click.Group):
 @click.version_option(nsysddp.__version__, prog_name="nsysddp")
 def cli() -> None:
     """Prove from Nsight Systems traces how much communication is really hidden, and what to change."""
+
+
+@cli.result_callback()
+def _finished(result: object) -> object:
+    """The exit code of a command that ended: also that its answer lacks reports."""
+    from nsysddp.cli.options import INCOMPLETE
+
+    return result or (8 if click.get_current_context().meta.get(INCOMPLETE) else 0)
 
 
 def exit_code(error: NsysddpError) -> int:

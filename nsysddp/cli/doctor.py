@@ -16,7 +16,7 @@ def command(report: Path | None) -> None:
 
     found = []
     if report is not None:
-        from nsysddp.ingest.columnar import reports_of
+        from nsysddp.ingest.given import reports_of
         from nsysddp.ingest.inspect import inspect
 
         found = [inspect(one) for one in reports_of(report)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, run_options
 from nsysddp.cli.saying import say
 from nsysddp.cli.words import Worded, file_option
 
@@ -14,7 +14,7 @@ from nsysddp.cli.words import Worded, file_option
 @click.command(
     "export", cls=Worded, old={"--perfetto": "-o"}, short_help="Write a run for the Perfetto viewer."
 )
-@selection_options
+@run_options
 @file_option("The trace: .pftrace.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def command(request: Request, out: Path, force: bool) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsysddp.execute import HERE, Place
+from nsysddp.ingest.given import reports_given
 from nsysddp.ingest.hashing import hash_ahead
 from nsysddp.model.errors import UsageError
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LONGEST_MS = 1e12
 """Thirty years."""
+
+INCOMPLETE = "nsysddp.incomplete"
+"""Key of click's ``meta`` that is set where reports are missing in what was answered."""
 
 Command = Callable[..., Any]
 
@@ -41,6 +44,9 @@ class Request:
     phase_patterns: Mapping[str, str]
     rules: Path | None
     clock_tolerance_us: float
+    place: Place = HERE
+    cache: Path | None = None
+    strict: bool = False
 
     @property
     def inputs(self) -> tuple[Path, ...]:
@@ -56,14 +62,15 @@ class Request:
         metrics: bool = False,
     ) -> Trace:
         """Read the reports, with progress on a terminal; what to read as in ``ingest.load.load``."""
+        from nsysddp.cli.progress import shown
         from nsysddp.join.load import load
 
         if not self.clock_tolerance_us < _LONGEST_MS:
             raise UsageError(
                 f"--clock-tolerance {self.clock_tolerance_us:g} is no time", do="give microseconds"
             )
-        with _progress() as progress:
-            return load(
+        with shown() as progress:
+            trace = load(
                 self.reports,
                 rules=self.rules,
                 step_pattern=self.step_pattern,
@@ -74,7 +81,13 @@ class Request:
                 host_calls=host_calls,
                 shapes=shapes,
                 metrics=metrics,
+                place=self.place,
+                cache=self.cache,
+                strict=self.strict,
             )
+        if trace.missing:
+            click.get_current_context().meta[INCOMPLETE] = True
+        return trace
 
     def selection(self) -> Selection:
         """The part of the run that is asked for."""
@@ -181,13 +194,63 @@ def selection_options(command: Command) -> Command:
             rules=rules,
             clock_tolerance_us=clock_tolerance_us,
         )
-        hash_ahead(reports)  # while the libraries are imported one core idles
         return command(*args, request=request, **kwargs)
 
     wrapped: Command = with_request
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
     return wrapped
+
+
+_READING = (
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1, max=1024),
+        metavar="N",
+        help="Read reports in N processes (default: as many as cores, where there is enough to read).",
+    ),
+    click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Read reports on the workers of this dask scheduler, or of one with N workers here (local:N).",
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Keep what was read of reports there, and use it again.",
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Fail if a report cannot be read, instead of going on without it."
+    ),
+)
+
+
+def run_options(command: Command) -> Command:
+    """As ``selection_options``, for a command whose reports are of one run: where they are read, and what if not."""
+    from functools import wraps
+
+    @wraps(command)
+    def with_place(
+        *args: Any,
+        request: Request,
+        jobs: int | None,
+        scheduler: str | None,
+        cache: Path | None,
+        strict: bool,
+        **kwargs: Any,
+    ) -> Any:
+        reports = tuple(reports_given(request.reports))
+        place = Place.of(jobs, scheduler, reports)
+        if place.is_here:
+            hash_ahead(reports)  # while the libraries are imported one core idles
+        request = replace(request, reports=reports, place=place, cache=cache, strict=strict)
+        return command(*args, request=request, **kwargs)
+
+    wrapped: Command = with_place
+    for option in reversed(_READING):
+        wrapped = option(wrapped)
+    return selection_options(wrapped)
 
 
 def _phases(given: tuple[str, ...]) -> dict[str, str]:
@@ -210,29 +273,3 @@ def _step_range(text: str | None) -> tuple[int | None, int | None]:
     if first is not None and last is not None and last <= first:
         raise UsageError(f"--steps {text} is empty", do="the range is half-open: 2:3 is step 2")
     return first, last
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """A progress display on stderr where that is a terminal; None elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.completed:,.0f} rows"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        tasks: dict[str, Any] = {}
-
-        def advanced(what: str, rows: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = display.add_task(what, total=total)
-            display.advance(tasks[what], rows)
-
-        yield advanced

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.cli.examples import with_examples
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, run_options
 from nsysddp.cli.outputs import Outputs, output_options
 from nsysddp.model.errors import UsageError
 from nsysddp.questions.question import question
@@ -78,7 +78,7 @@ def question_command(name: str) -> click.Command:
     tables = [table.name for table in asked.tables]
     outputs = output_options(tables, asked.shown, partial(_schema, asked))
     return with_examples(
-        made(selection_options(outputs(wrapped))),
+        made(run_options(outputs(wrapped))),
         [f"{asked.command} {example}" for example in asked.examples],
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsysddp.ingest.hashing import hash_ahead
 from nsysddp.model.errors import UsageError
 from nsysddp.model.inputs import read_text
 from nsysddp.model.units import ns_from_us
@@ -29,6 +30,7 @@ def reading_of(request: Request) -> Reading:
     """
     from nsysddp.evidence.sources import Reading
 
+    hash_ahead(request.reports)  # while the libraries are imported one core idles
     rules = None
     if request.rules is not None:
         try:

@@ -82,7 +82,7 @@ def command(
     the names of kernels (see --hide).
     """
     from nsysddp.evidence.redact import Policy, aliases_of_hosts, redact
-    from nsysddp.ingest.columnar import reports_of
+    from nsysddp.ingest.given import reports_of
     from nsysddp.render.files import check_file
 
     reports = tuple(report for given in reports for report in reports_of(given))

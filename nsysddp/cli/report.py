@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, run_options
 from nsysddp.cli.saying import say
 from nsysddp.cli.words import file_option
 
 
 @click.command("report", short_help="Write one self-contained HTML page about a run.")
-@selection_options
+@run_options
 @file_option("The page.")
 @click.option("--force", is_flag=True, help="Overwrite the page.")
 def command(request: Request, out: Path, force: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, run_options
 from nsysddp.cli.saying import say
 from nsysddp.cli.words import file_option
 
@@ -26,7 +26,7 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 
 @click.command("timeline", short_help="Draw what every rank did when.")
-@selection_options
+@run_options
 @file_option("The picture: .png, .svg or .pdf.")
 @click.option("--ranks", callback=_ranks, metavar="0,2-5", help="Only these ranks.")
 @click.option("--force", is_flag=True, help="Overwrite the picture.")

@@ -58,11 +58,6 @@ def exports_in(folder: Path) -> list[Path]:
         return []
 
 
-def reports_of(path: Path) -> list[Path]:
-    """The reports that a path given by the user stands for: the exports in a folder of such, else itself."""
-    return (exports_in(path) if path.is_dir() and not is_export(path) else []) or [path]
-
-
 class _Table(Protocol):
     """One file: its columns with their SQL types, and where each piece that can be read alone ends (in rows)."""
 

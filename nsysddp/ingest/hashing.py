@@ -1,4 +1,4 @@
-"""What is the SHA-256 of a file? Found in a thread of its own, beside other work.
+"""What is the SHA-256 of a file? Found in one thread beside other work, file after file.
 
 That of a folder of tables is what ``sha256sum *.parquet | sha256sum`` prints in it (names in byte order).
 
@@ -9,13 +9,49 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nsysddp.ingest.columnar import is_export, reports_of, table_files
+from nsysddp.ingest.columnar import is_export, table_files
 
 _BLOCK_BYTES = 8 << 20  # long enough that waiting for the interpreter lock in between does not count
+
+
+class _Worker:
+    """One thread with one buffer that hashes file after file, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._files: queue.SimpleQueue[Hashing] = queue.SimpleQueue()
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, hashing: Hashing) -> None:
+        """Hash this one when its turn comes."""
+        self._files.put(hashing)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
+                self._thread.start()
+
+    def pause(self) -> None:
+        """Leave the cores to others, from the next block on."""
+        self._may_run.clear()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._may_run.set()
+
+    def _work(self) -> None:
+        block = memoryview(bytearray(_BLOCK_BYTES))
+        while True:
+            self._files.get().compute(block, self._may_run.wait)
+
+
+_worker = _Worker()
 
 
 class Hashing:
@@ -32,43 +68,44 @@ class Hashing:
         self._path = path
         self._digest: str | None = None
         self.error: OSError | None = None
-        self._may_run = threading.Event()
-        self._may_run.set()
-        self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()
+        _worker.add(self)
 
-    def _work(self) -> None:
+    def compute(self, block: memoryview, between: Callable[[], object]) -> None:
+        """Find the hash, with this buffer; ``between`` is called after each block."""
+
+        def of(file: Path) -> str:
+            digest = hashlib.sha256()
+            with file.open("rb", buffering=0) as handle:
+                while size := handle.readinto(block):
+                    digest.update(block[:size])
+                    between()
+            return digest.hexdigest()
+
         try:
             if self._path.is_dir():
                 files = sorted(table_files(self._path), key=lambda path: os.fsencode(path.name))
-                lines = [f"{self._digest_of(file)}  ".encode() + os.fsencode(file.name) for file in files]
+                lines = [f"{of(file)}  ".encode() + os.fsencode(file.name) for file in files]
                 self._digest = hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
             else:
-                self._digest = self._digest_of(self._path)
+                self._digest = of(self._path)
         except OSError as error:
             self.error = error
-
-    def _digest_of(self, file: Path) -> str:
-        digest = hashlib.sha256()
-        block = memoryview(bytearray(_BLOCK_BYTES))
-        with file.open("rb", buffering=0) as handle:
-            while size := handle.readinto(block):
-                digest.update(block[:size])
-                self._may_run.wait()
-        return digest.hexdigest()
+        finally:
+            self._done.set()
 
     def pause(self) -> None:
         """Leave the cores to others, from the next block on."""
-        self._may_run.clear()
+        _worker.pause()
 
     def resume(self) -> None:
         """Go on."""
-        self._may_run.set()
+        _worker.resume()
 
     def result(self) -> str | None:
         """The hash, waited for; None if the file could not be read to its end (``error`` says why)."""
         self.resume()
-        self._thread.join()
+        self._done.wait()
         return self._digest
 
 
@@ -82,8 +119,8 @@ def _version(path: Path) -> tuple[Path, int, int, int]:
 
 
 def hash_ahead(paths: Iterable[Path]) -> None:
-    """Start on files that will be asked for soon; what is no regular file is somebody else's to refuse."""
-    for path in (report for given in paths for report in reports_of(given)):
+    """Start on reports that will be asked for soon; what is no regular file is somebody else's to refuse."""
+    for path in paths:
         if _can_be_hashed(path):
             _ahead[_version(path)] = Hashing(path)
 

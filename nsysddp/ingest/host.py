@@ -78,7 +78,7 @@ class Launches:
             np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, bool)
         )
 
-    def of(self, rows: NDArray[Any]) -> Launches:
+    def of(self, rows: NDArray[Any] | slice) -> Launches:
         """The launches of these rows."""
         return Launches(self.start[rows], self.end[rows], self.thread[rows], self.known[rows])
 
@@ -207,8 +207,8 @@ class LaunchTable:
         into = self._into
         into.start[row], into.end[row], into.thread[row] = start, end, thread
 
-    def finish(self, shift_ns: int) -> None:
-        """All calls are entered: give them to every event that carries their id, and shift them."""
+    def finish(self) -> None:
+        """All calls are entered: give them to every event that carries their id."""
         into = self._into
         carried = [self._events(*lane) for lane in self._lanes]
         if (
@@ -221,9 +221,6 @@ class LaunchTable:
         for _, first, correlation in self._lanes:
             here = slice(first, first + correlation.size)
             known = into.known[here] = into.start[here] != self._UNKNOWN
-            if shift_ns:
-                into.start[here] += shift_ns
-                into.end[here] += shift_ns
             if not known.all():
                 into.start[here][~known] = into.end[here][~known] = 0
 
@@ -577,17 +574,9 @@ class CallRows:
                 {name: (named if name == "name" else columns[name])[kept] for name in self._FIELDS},
             )
 
-    def frame(self, first_process: int, shift_ns: int) -> pl.DataFrame:
-        """``schema.CALLS``; the rows are handed over.
-
-        Args:
-            first_process: number of the report's first process among those of all reports.
-            shift_ns: from the report's times to the axis of all reports.
-        """
+    def frame(self) -> pl.DataFrame:
+        """``schema.CALLS``, process = code, unaligned; the rows are handed over."""
         columns = {name: self._columns.column(name) for name in self._FIELDS}
-        columns["process"] += np.int32(first_process)
-        for name in ("start_ns", "end_ns") if shift_ns else ():
-            columns[name] += shift_ns
         texts = strings(self._report, np.asarray(self._names.values, dtype=np.int64))
         spelled = [api_name(texts.get(number, "unknown")) for number in self._names.values]
         named = pl.Series(spelled, dtype=pl.Categorical).gather(shared(columns.pop("name")))

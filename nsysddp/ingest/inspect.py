@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,9 +115,12 @@ def exported(report: Report) -> dict[str, str]:
     return told
 
 
-def shifted_times(report: Report) -> bool:
-    """Were event times changed by the export, so that they no longer count from the session start?"""
-    told = exported(report)
+def shifted_times(told: Mapping[str, str]) -> bool:
+    """Were event times changed by the export, so that they no longer count from the session start?
+
+    Args:
+        told: what the export says of itself (``exported``).
+    """
     shift = told.get("EXPORT_PARAM_TIME_SHIFT", "0")
     return told.get("EXPORT_PARAM_TIME_NORMALIZE", "false").lower() == "true" or shift not in ("0", "")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsysddp.ingest import sql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from nsysddp.ingest.report import Report
 
@@ -35,7 +35,12 @@ EFFECTS = {
 """Variable to what it does to a measurement."""
 
 
-def observer_effects(reports: Sequence[Report]) -> list[str]:
-    """A sentence for each variable that changes what is measured, by name."""
-    found = {str(row["variable"]) for report in reports for row in sql.rows(report, "observing_environment")}
-    return [f"{name} is set ({EFFECTS[name]})" for name in sorted(found & EFFECTS.keys())]
+def observing(report: Report) -> tuple[str, ...]:
+    """The variables that are set in the environment of a report and change what is measured, by name."""
+    found = {str(row["variable"]) for row in sql.rows(report, "observing_environment")}
+    return tuple(sorted(found & EFFECTS.keys()))
+
+
+def effects_of(variables: Iterable[str]) -> list[str]:
+    """A sentence for each of these variables."""
+    return [f"{name} is set ({EFFECTS[name]})" for name in sorted(set(variables))]

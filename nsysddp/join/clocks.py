@@ -17,7 +17,7 @@ import polars as pl
 
 from nsysddp.join import drift
 from nsysddp.join.drift import Line
-from nsysddp.join.match import ALL_KINDS, SYNCHRONISING, Kernels
+from nsysddp.join.kernels import ALL_KINDS, SYNCHRONISING, Kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import polars as pl
 
 from nsysddp.ingest import host
 from nsysddp.ingest.attribute import carried_operations
-from nsysddp.ingest.columns import NONE, shared, stable_order
-from nsysddp.ingest.part import Notes, Part, Progress, counted, threadless
-from nsysddp.ingest.report import RUNTIME
+from nsysddp.ingest.columns import NONE, shared
+from nsysddp.ingest.part import Notes, Part
 from nsysddp.join.drift import Line
+from nsysddp.join.identity import Lane
 from nsysddp.join.ranks import Ranks, rows_of
 from nsysddp.model import schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, looks_collective
@@ -22,22 +23,21 @@ from nsysddp.model.trace import in_parallel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.join.clocks import Clock
-
 CLASS_CODES = {name: code for code, name in enumerate(schema.CLASSES)}
 """Class of an event to its code in ``Events.class_code``."""
+
+_LAUNCH = ("start", "end", "thread", "known")
+"""Columns of launch calls."""
 
 
 class Events:
     """The events of a run, ordered by rank and start; times are on the anchored axis until ``move`` is called.
 
     Args:
-        parts: the reports; their columns are taken from them.
+        parts: the reports; the columns of their events are taken from them.
         ranks: the ranks.
         rules: kernel name to class.
         notes: where what had to be left out is counted.
-        progress: called while long tables are read.
-        keep_rows: remember the row of each event in its report, which ``shapes`` needs.
 
     Attributes:
         names: ``schema.NAMES``.
@@ -52,17 +52,11 @@ class Events:
         ranks: Ranks,
         rules: Rules,
         notes: Notes,
-        progress: Progress | None,
-        *,
-        keep_rows: bool,
     ) -> None:
-        self.parts, self.ranks, self.rules = parts, ranks, rules
-        self.notes, self.progress = notes, progress
-        self._calls: host.Launches | None = None
-        self._kept: dict[int, host.CallRows] = {}
-        self._sought: NDArray[np.int64] | None = None
+        self.parts, self.ranks, self.rules, self.notes = parts, ranks, rules, notes
         self.names, name_of = self._names()
-        self.columns, self.rank = self._ordered(name_of, keep_rows=keep_rows)
+        self.columns, self.rank = self._gathered(name_of)
+        self._calls, self._sought = self._launches()
         self.class_code = self.names["class"].to_physical().to_numpy()[self.columns["name"]]
 
     def _names(self) -> tuple[pl.DataFrame, list[NDArray[Any]]]:
@@ -90,125 +84,93 @@ class Events:
         )
         return frame, [remap[codes] if codes.size else codes for codes in per_report]
 
-    def _ordered(
-        self, name_of: Sequence[NDArray[Any]], *, keep_rows: bool
-    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-        """All columns in the order (rank, start, end, stream, name, correlation, bytes), and the rank column.
-
-        Each rank is gathered and sorted on its own, several at a time. With ``keep_rows`` the row of each event in
-        its report is remembered too, which tells launch shapes apart.
-        """
-        code_of = {
-            (part.first_process + process, device): code
-            for part in self.parts
-            for code, (process, device) in enumerate(part.events.lanes)
-        }
-        total = sum(part.events.columns["lane"].size for part in self.parts)
-
-        def order_of(number: int) -> NDArray[Any]:
-            """Rows of one rank in its report, in order."""
-            lane = self.ranks.lanes[number]
-            part, codes = self.parts[lane.report], name_of[lane.report]
-            raw = part.events.columns
-            rows = np.flatnonzero(raw["lane"] == code_of[lane.process, lane.device])
-
-            def ties(places: NDArray[Any]) -> list[NDArray[Any]]:
-                some = rows[places]
-                return [
-                    raw["end_ns"][some],
-                    raw["stream"][some],
-                    codes[raw["name"][some]],
-                    raw["correlation"][some],
-                    part.events.bytes_of(some),
-                ]
-
-            return rows[stable_order(raw["start_ns"][rows], ties)]
-
-        rows_in = in_parallel(range(len(self.ranks.lanes)), order_of, events=total)
-        ends = np.cumsum([rows.size for rows in rows_in]).tolist()
-        slices = [slice(end - rows.size, end) for rows, end in zip(rows_in, ends, strict=True)]
-        for part in self.parts:
-            del part.events.columns["lane"]
-        ordered: dict[str, NDArray[Any]] = {}
-        # One column after the other, and the unordered one is let go: both orders together would take twice the memory.
+    def _gathered(self, name_of: Sequence[NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """All columns in the order (rank, start, end, stream, name, correlation, bytes), and the rank column."""
+        columns: dict[str, NDArray[Any]] = {}
         for name in tuple(self.parts[0].events.columns):
-            column = np.empty(ends[-1], dtype=self.parts[0].events.columns[name].dtype)
-
-            def gather(number: int, name: str = name, column: NDArray[Any] = column) -> None:
-                report, here = self.ranks.lanes[number].report, column[slices[number]]
-                np.take(self.parts[report].events.columns[name], rows_in[number], out=here, mode="clip")
-                if name in ("start_ns", "end_ns"):
-                    here += self.parts[report].shift
-                elif name == "name":
-                    np.take(name_of[report], here, out=here, mode="clip")
-
-            in_parallel(range(len(self.ranks.lanes)), gather, events=total)
-            ordered[name] = column
-            for part in self.parts:
-                del part.events.columns[name]
-        ordered["bytes"] = np.full(ends[-1], NONE, dtype=np.int64)
-        rank = np.empty(ends[-1], dtype=np.int32)
-        for lane, rows, here in zip(self.ranks.lanes, rows_in, slices, strict=True):
-            part = self.parts[lane.report]
-            sized = np.flatnonzero(rows >= part.events.kernels)
-            ordered["bytes"][here][sized] = part.events.bytes_of(rows[sized])
+            # One column after the other, and those of the parts are let go: both together would take twice the memory.
+            column = self._in_rank_order([part.events.columns.pop(name) for part in self.parts])
+            if name == "name":
+                for lane, here in self._places:
+                    if not _is_identity(name_of[lane.report]):
+                        column = _writable(column)
+                        np.take(name_of[lane.report], column[here], out=column[here], mode="clip")
+            elif name in ("start_ns", "end_ns"):
+                for lane, here in self._places:
+                    if shift := self.parts[lane.report].shift:
+                        column = _writable(column)
+                        column[here] += shift
+            columns[name] = column
+        rank = np.empty(self._places[-1][1].stop, dtype=np.int32)
+        for lane, here in self._places:
             rank[here] = lane.rank or 0
-        self._rows = np.concatenate(rows_in) if keep_rows else np.empty(0, dtype=np.int64)
-        return ordered, rank
+        return columns, rank
 
-    def read_launches(self, sought: NDArray[Any] | None, *, keep_calls: bool = False) -> None:
-        """Read the launch calls of all events, or of those that are sought, on the anchored axis.
+    @cached_property
+    def _places(self) -> list[tuple[Lane, slice]]:
+        """The ranks in order, and where their events are."""
+        ends = np.cumsum([rows.stop - rows.start for _, rows in self._sources]).tolist()
+        return [
+            (lane, slice(end - (rows.stop - rows.start), end))
+            for (lane, rows), end in zip(self._sources, ends, strict=True)
+        ]
 
-        Args:
-            sought: rows of the events whose launches are needed; None: all of them.
-            keep_calls: remember all other calls too, for ``call_frame``; the table is long and read once.
-        """
-        columns = self.columns["correlation"] if sought is None else self.columns["correlation"][sought]
-        rank_of = self.rank if sought is None else self.rank[sought]
-        self._calls = host.Launches.unknown(columns.size)
-        self._sought = sought
-        for number, part in enumerate(self.parts):
-            if RUNTIME not in part.report.tables:
+    @cached_property
+    def _sources(self) -> list[tuple[Lane, slice]]:
+        """The ranks in order, and where their events are in their part."""
+        found = []
+        for lane in self.ranks.lanes:
+            part = self.parts[lane.report]
+            found.append((lane, part.events.rows_of(lane.process - part.first_process, lane.device)))
+        return found
+
+    def _in_rank_order(self, of_parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Values of the events of all parts, rank by rank; the array itself where that is how they lie."""
+        if len(of_parts) == 1 and all(rows == here for (_, rows), (_, here) in self._matching):
+            return of_parts[0]
+        return np.concatenate([of_parts[lane.report][rows] for lane, rows in self._sources])
+
+    @property
+    def _matching(self) -> Iterator[tuple[tuple[Lane, slice], tuple[Lane, slice]]]:
+        return zip(self._sources, self._places, strict=True)
+
+    def _launches(self) -> tuple[host.Launches | None, NDArray[np.int64] | None]:
+        """The launch calls that the parts hold, and of which events they are (None: of all)."""
+        if all(part.launches is None for part in self.parts):
+            return None, None
+        for part in self.parts:
+            if part.launches is not None:
+                _shift(part.launches, part.shift)
+        if all(part.sought is None for part in self.parts):
+            found = [part.launches or host.Launches.unknown(part.events.ends[-1]) for part in self.parts]
+            return host.Launches(
+                *(self._in_rank_order([getattr(one, name) for one in found]) for name in _LAUNCH)
+            ), None
+        rows, pieces = [], []
+        for (lane, source), (_, here) in self._matching:
+            part = self.parts[lane.report]
+            if part.launches is None or part.sought is None:
                 continue
-            lanes = []
-            for lane in self.ranks.lanes:
-                if lane.report == number:
-                    first, last = rows_of(rank_of, lane.rank or 0)
-                    lanes.append((lane.process - part.first_process, first, columns[first:last]))
-            table = host.LaunchTable(lanes, self._calls, len(part.processes.values))
-            kept = host.CallRows(part.report) if keep_calls and sought is None else None
-            if kept is not None:
-                self._kept[number] = kept
-            dropped, nobodys = host.read_launches(
-                part.report,
-                part.processes,
-                table,
-                counted(self.progress, f"{part.report.name}: launch calls"),
-                only=None if sought is None else np.concatenate([correlation for _, _, correlation in lanes]),
-                calls=kept,
-            )
-            table.finish(part.shift)
-            self.notes.warn("impossible_call_times", dropped, "API calls with impossible times were left out")
-            self.notes.warn("calls_without_thread", nobodys, threadless("API calls", RUNTIME))
-
-    def call_frame(self, offsets: Mapping[int, Clock]) -> pl.DataFrame:
-        """``schema.CALLS``, on the aligned axis; calls that were not kept with the launches are read now."""
-        made = []
-        for number, part in enumerate(self.parts):
-            calls = self._kept.pop(number, None)
-            if calls is None:
-                calls = host.read_calls(part.report, part.processes)
-            frame, line = calls.frame(part.first_process, part.shift), offsets[part.clock].line
-            if line != Line():
-                frame = frame.with_columns(line.move(pl.col(name)) for name in ("start_ns", "end_ns"))
-            made.append(frame)
-        return made[0] if len(made) == 1 else pl.concat(made, rechunk=True)
+            first, last = np.searchsorted(part.sought, [source.start, source.stop])
+            rows.append(part.sought[first:last] + (here.start - source.start))
+            pieces.append(part.launches.of(slice(first, last)))
+        return host.Launches(
+            *(np.concatenate([getattr(one, name) for one in pieces]) for name in _LAUNCH)
+        ), np.concatenate(rows)
 
     def launches_of(self, rows: NDArray[Any]) -> host.Launches:
         """The launches of some events, on the anchored axis; unknown where they were not sought."""
         if self._calls is None:
             return host.Launches.unknown(rows.size)
-        return self._calls.of(rows if self._sought is None else np.searchsorted(self._sought, rows))
+        if self._sought is None:
+            return self._calls.of(rows)
+        found = host.Launches.unknown(rows.size)
+        if self._sought.size:
+            at = np.minimum(np.searchsorted(self._sought, rows), self._sought.size - 1)
+            there = self._sought[at] == rows
+            for name in _LAUNCH:
+                getattr(found, name)[there] = getattr(self._calls, name)[at[there]]
+        return found
 
     def launch_frame(self, line_of_rank: Mapping[int, Line]) -> pl.DataFrame | None:
         """``schema.LAUNCHES`` of all events, on the aligned axis; None if they were not all read."""
@@ -216,8 +178,8 @@ class Events:
             return None
         calls = self._calls
         for number, line in line_of_rank.items():
-            here = slice(*rows_of(self.rank, number))
             if line != Line():
+                here = slice(*rows_of(self.rank, number))
                 calls.start[here] += line.at(calls.start[here])
                 calls.end[here] += line.at(calls.end[here])
         frame = pl.DataFrame(
@@ -257,17 +219,13 @@ class Events:
                 "peer-to-peer copies launched inside an NCCL call are counted as communication"
             )
 
-    def may_communicate(self) -> NDArray[np.int64]:
-        """Rows of the events whose launches tell which NCCL operation they carry."""
-        named = self.names["class"].eq("communication") | self.names["text"].eq(schema.P2P_COPY)
-        return np.flatnonzero(named.to_numpy()[self.columns["name"]])
-
     def move(self, line_of_rank: Mapping[int, Line]) -> None:
         """Correct the clocks: move the times of each rank, in place."""
         for number, line in line_of_rank.items():
             if line != Line():
                 here = slice(*rows_of(self.rank, number))
                 for name in ("start_ns", "end_ns"):
+                    self.columns[name] = _writable(self.columns[name])
                     self.columns[name][here] += line.at(self.columns[name][here])
 
     def frame(self) -> pl.DataFrame:
@@ -289,17 +247,12 @@ class Events:
 
     def shapes(self) -> pl.DataFrame:
         """Grid and block row by row with the events."""
-        from nsysddp.ingest.shapes import read_shapes
-
-        frames = [
-            read_shapes(part.report, part.events.kernels, part.events.kernels + part.events.bytes.size)
-            for part in self.parts
-        ]
-        pieces = []
-        for lane in self.ranks.lanes:
-            first, last = rows_of(self.rank, lane.rank or 0)
-            pieces.append(frames[lane.report][self._rows[first:last]])
-        return schema.SHAPES.check(pl.concat(pieces))
+        made = [schema.SHAPES.empty()]
+        for lane, rows in self._sources:
+            frame = self.parts[lane.report].shapes
+            assert frame is not None
+            made.append(frame[rows])
+        return schema.SHAPES.check(pl.concat(made))
 
     @property
     def _peer_names(self) -> list[int]:
@@ -324,6 +277,23 @@ class Events:
             len(suspicious),
             "unclassified kernels are named like collectives: give --rules if they communicate",
         )
+
+
+def _is_identity(codes: NDArray[Any]) -> bool:
+    return bool((codes == np.arange(codes.size)).all())
+
+
+def _writable(values: NDArray[Any]) -> NDArray[Any]:
+    """The array, or a copy of one that lies in a file."""
+    return values if values.flags.writeable else values.copy()
+
+
+def _shift(calls: host.Launches, by: int) -> None:
+    """Move launch calls to another axis, in place."""
+    if by:
+        calls.start, calls.end = _writable(calls.start), _writable(calls.end)
+        for times in (calls.start, calls.end):
+            np.add(times, by, out=times, where=calls.known)
 
 
 def _classes(code: NDArray[np.uint8]) -> pl.Series:

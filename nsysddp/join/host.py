@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
-from nsysddp.ingest import host
-from nsysddp.ingest.columns import Codes
-from nsysddp.ingest.naming import families
 from nsysddp.ingest.part import Notes, Part
-from nsysddp.ingest.report import Report
 from nsysddp.join import clocks
 from nsysddp.join.drift import Line
 from nsysddp.join.ranks import Ranks
@@ -41,7 +38,7 @@ class Names:
         counts: Counter[str] = Counter()
         for part in self.parts:
             if part.ranges is not None:
-                named = part.ranges.ranges.filter(pl.col("style") != "mark")["text"].value_counts()
+                named = part.ranges.filter(pl.col("style") != "mark")["text"].value_counts()
                 counts.update(dict(named.iter_rows()))
         return counts
 
@@ -66,28 +63,19 @@ class Names:
         """Names of other ranges that repeat, where none is named like a step, or like a phase that is asked about."""
         if self._named(step) and all(self._named(phases[name]) for name in ASKED_PHASES):
             return ()
-        return tuple(dict.fromkeys(str(one) for part in self.parts for one in families(part.report)))
+        return tuple(dict.fromkeys(one for part in self.parts for one in part.families))
 
 
 def ranges_and_operations(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """``schema.RANGES`` and ``schema.OPERATIONS`` on the anchored axis."""
     ranges, operations = [schema.RANGES.empty()], [schema.OPERATIONS.empty()]
     for part in parts:
-        if part.ranges is None:
-            continue
         for target, frame, table in (
-            (ranges, part.ranges.ranges, schema.RANGES),
-            (operations, part.ranges.operations, schema.OPERATIONS),
+            (ranges, part.ranges, schema.RANGES),
+            (operations, part.operations, schema.OPERATIONS),
         ):
-            target.append(
-                table.check(
-                    frame.with_columns(
-                        pl.col("process") + part.first_process,
-                        pl.col("start_ns") + part.shift,
-                        pl.col("end_ns") + part.shift,
-                    )
-                )
-            )
+            if frame is not None:
+                target.append(table.check(placed(frame, part)))
     order = ["process", "thread", "start_ns", "end_ns"]
     return (
         pl.concat(ranges).sort([*order, "text"], descending=[False, False, False, True, False]),
@@ -95,42 +83,59 @@ def ranges_and_operations(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataF
     )
 
 
-def host_table(
-    parts: Sequence[Part],
-    read: Callable[[Report, Codes], pl.DataFrame],
-    table: schema.Table,
-    offsets: Offsets,
-) -> pl.DataFrame:
-    """One table of the hosts, read now, on the aligned axis."""
-    made = [table.empty()]
+def placed(frame: pl.DataFrame, part: Part, line: Line | None = None) -> pl.DataFrame:
+    """Rows of one report with its processes numbered among those of all, on the axis of session starts.
+
+    Args:
+        frame: the rows; where nothing moves, their columns are not copied.
+        part: the report.
+        line: what to correct its clock by, for the aligned axis.
+    """
+    moved = []
+    if part.first_process:
+        moved.append(pl.col("process") + part.first_process)
+    if part.shift or line not in (None, Line()):
+        times = [pl.col(name) + part.shift for name in ("start_ns", "end_ns") if name in frame.columns]
+        moved += [line.move(time) for time in times] if line else times
+    return frame.with_columns(moved)
+
+
+def host_table(parts: Sequence[Part], name: str, table: schema.Table, offsets: Offsets) -> pl.DataFrame:
+    """One table of the hosts on the aligned axis; the parts hand over theirs, which are long."""
+    made = []
     for part in parts:
-        line = offsets[part.clock].line
-        frame = read(part.report, part.processes).with_columns(pl.col("process") + part.first_process)
-        times = [name for name in ("start_ns", "end_ns") if name in frame.columns]
-        made.append(table.check(frame.with_columns(line.move(pl.col(name) + part.shift) for name in times)))
-    return pl.concat(made)
+        frame = getattr(part, name)
+        setattr(part, name, None)
+        if frame is not None:
+            made.append(table.check(placed(frame, part, offsets[part.clock].line)))
+    return made[0] if len(made) == 1 else pl.concat(made or [table.empty()], rechunk=True)
 
 
 def aligned(parts: Sequence[Part], frame: pl.DataFrame, offsets: Offsets) -> pl.DataFrame:
     """Host times on the aligned axis."""
-    for part in parts:
-        line = offsets[part.clock].line
-        if line != Line():
-            last = part.first_process + len(part.processes.values)
-            mine = pl.col("process").is_between(part.first_process, last - 1)
-            frame = frame.with_columns(
-                pl.when(mine).then(line.move(pl.col(name))).otherwise(pl.col(name)).alias(name)
-                for name in ("start_ns", "end_ns")
-            )
-    return frame
+    lines = [offsets[part.clock].line for part in parts for _ in part.processes]
+    if all(line == Line() for line in lines):
+        return frame
+    process = frame["process"].to_numpy()
+    offset, rate, origin = (
+        np.array([getattr(line, name) for line in lines], dtype=dtype)[process]
+        for name, dtype in (("offset_ns", np.int64), ("rate", np.float64), ("origin_ns", np.int64))
+    )
+    times = {name: frame[name].to_numpy() for name in ("start_ns", "end_ns")}
+    return frame.with_columns(
+        pl.Series(name, time + offset + np.rint((time - origin) * rate).astype(np.int64))
+        for name, time in times.items()
+    )
 
 
 def metrics(parts: Sequence[Part], ranks: Ranks, offsets: Offsets) -> pl.DataFrame:
     """``schema.METRICS``, of the GPUs that ranks ran on."""
     made = [schema.METRICS.empty()]
     for number, part in enumerate(parts):
-        frame = host.read_metrics(part.report)
-        mapping = ranks.gpus[number][0]
+        frame = part.metrics
+        if frame is None:
+            continue
+        mapping = part.about.gpu_of
         rank_of = {
             mapping[lane.pid, lane.device]: lane.rank
             for lane in ranks.lanes

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from nsysddp.ingest import host
+from nsysddp.execute import Place
 from nsysddp.ingest.attribute import carried_operations
-from nsysddp.ingest.columnar import reports_of
-from nsysddp.ingest.columns import NONE, Codes
-from nsysddp.ingest.observers import observer_effects
-from nsysddp.ingest.part import Notes, Part, Progress, input_of, read_part
-from nsysddp.ingest.report import RUNTIME, Report, open_report
+from nsysddp.ingest.columns import NONE
+from nsysddp.ingest.given import reports_given
+from nsysddp.ingest.observers import effects_of
+from nsysddp.ingest.part import Notes, Part, Progress, Wanted
 from nsysddp.join import clocks
 from nsysddp.join.events import CLASS_CODES, Events
 from nsysddp.join.host import Names, aligned, host_table, ranges_and_operations
 from nsysddp.join.host import metrics as sampled_metrics
-from nsysddp.join.match import ALL_KINDS, Kernels, Matched, match
+from nsysddp.join.kernels import ALL_KINDS, Kernels
+from nsysddp.join.match import Matched, match
+from nsysddp.join.parts import in_order, read_all
 from nsysddp.join.ranks import Ranks, put_on_axis
 from nsysddp.join.sharing import shared_gpus
 from nsysddp.model import schema
 from nsysddp.model.classify import Rules, load_rules
-from nsysddp.model.errors import RankConflict, UsageError
+from nsysddp.model.errors import UsageError
 from nsysddp.model.markers import DEFAULT_PHASE_PATTERNS, DEFAULT_STEP_PATTERN, WELL_KNOWN_STEP_PATTERNS
-from nsysddp.model.trace import Trace
+from nsysddp.model.trace import Missing, Trace
 from nsysddp.model.units import NS_PER_US
 
 NOTABLE_CORRECTION_NS = 1_000_000
 """A clock that had to be corrected by more is said: anchors of hosts in step differ by less."""
+
+_MOST_NAMED = 8
+"""Missing reports that a sentence names; the document names all."""
 
 DEFAULT_TOLERANCE_NS = 100 * NS_PER_US
 
@@ -49,6 +51,11 @@ def load(
     shapes: bool = False,
     metrics: bool = False,
     nsys: str | None = None,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    place: Place | None = None,
+    cache: Path | None = None,
+    strict: bool = True,
     progress: Progress | None = None,
 ) -> Trace:
     """What happened in a run? Reads one or more nsys reports of it into one Trace.
@@ -65,7 +72,13 @@ def load(
         shapes: read grid and block of every kernel.
         metrics: read sampled GPU metrics.
         nsys: nsys executable for ``.nsys-rep`` files.
-        progress: called while long tables are read.
+        jobs: processes that read reports; None: as many as suit them. A script that asks for more than one needs the
+            usual ``if __name__ == "__main__"``.
+        scheduler: address of a dask scheduler whose workers read reports, or ``local:N``.
+        place: the same as one value.
+        cache: folder in which what was read is kept and used again.
+        strict: raise an error if a report cannot be read, instead of going on without it (``Trace.missing``).
+        progress: called while reports, or long tables, are read.
 
     Returns:
         The trace, validated.
@@ -74,56 +87,28 @@ def load(
         ReportError: an input cannot be read; NoGpuEvents: there is nothing to analyse; RankConflict: two inputs claim
         one rank; UsageError: a pattern or rule file is malformed.
     """
-    paths = [
-        report
-        for group in reports
-        for path in (group if not isinstance(group, (str, Path)) else [group])
-        for report in reports_of(Path(path))
+    given = [
+        Path(path) for group in reports for path in (group if not isinstance(group, (str, Path)) else [group])
     ]
+    paths = in_order(reports_given(given))
     if not paths:
         raise UsageError("no report given")
-    table = rules if isinstance(rules, Rules) else load_rules(rules)
     usual = step_pattern == DEFAULT_STEP_PATTERN
-    patterns = _patterns((step_pattern, *(WELL_KNOWN_STEP_PATTERNS if usual else ())), phase_patterns)
-    notes = Notes()
-    with ExitStack() as stack:
-        opened = [stack.enter_context(open_report(path, nsys=nsys)) for path in paths]
-        for report in opened:
-            report.start_hashing()
-        _refuse_duplicates(opened)
-        parts = [read_part(report, table, patterns, notes, progress) for report in opened]
-        effects = observer_effects(opened)
-        notes.warn(
-            "observer_effect", len(effects), "the environment changes what is measured: " + "; ".join(effects)
-        )
-        put_on_axis(parts)
-        run = _Run(parts, table, notes, clock_tolerance_ns, progress)
-        return run.trace(
-            step_pattern=step_pattern,
-            phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
-            launches=launches,
-            host_calls=host_calls,
-            shapes=shapes,
-            metrics=metrics,
-        )
-
-
-def _patterns(steps: Sequence[str], phases: Mapping[str, str] | None) -> list[re.Pattern[str]]:
-    made = []
-    for text in (*steps, *{**DEFAULT_PHASE_PATTERNS, **(phases or {})}.values()):
-        try:
-            made.append(re.compile(text, re.IGNORECASE))
-        except re.error as error:
-            raise UsageError(f"bad regular expression {text!r}: {error}") from error
-    return made
-
-
-def _refuse_duplicates(opened: Sequence[Report]) -> None:
-    seen: dict[Path, Report] = {}
-    for report in opened:
-        other = seen.setdefault(report.path.resolve(), report)
-        if other is not report:
-            raise RankConflict(f"{report.name} is given twice", do="name each report once")
+    wanted = Wanted(
+        rules=rules if isinstance(rules, Rules) else load_rules(rules),
+        steps=(step_pattern, *(WELL_KNOWN_STEP_PATTERNS if usual else ())),
+        phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
+        launches=launches,
+        host_calls=host_calls,
+        shapes=shapes,
+        metrics=metrics,
+        nsys=nsys,
+    )
+    wanted.check()
+    where = place or Place.of(jobs, scheduler, paths)
+    parts, missing = read_all(paths, wanted, where, cache=cache, strict=strict, progress=progress)
+    put_on_axis(parts)
+    return _Run(parts, missing, wanted, Notes(), clock_tolerance_ns).trace()
 
 
 @dataclass
@@ -131,31 +116,25 @@ class _Run:
     """Everything read, on its way to a Trace."""
 
     parts: list[Part]
-    rules: Rules
+    missing: tuple[Missing, ...]
+    wanted: Wanted
     notes: Notes
     tolerance: int
-    progress: Progress | None
 
-    def trace(
-        self,
-        *,
-        step_pattern: str,
-        phases: Mapping[str, str],
-        launches: bool,
-        host_calls: bool,
-        shapes: bool,
-        metrics: bool,
-    ) -> Trace:
+    def trace(self) -> Trace:
+        for part in self.parts:
+            for note in part.notes:
+                self.notes.warn(*note)
+        effects = effects_of(name for part in self.parts for name in part.about.observing)
+        self.notes.warn(
+            "observer_effect", len(effects), "the environment changes what is measured: " + "; ".join(effects)
+        )
+        self._say_missing()
         named = Names(self.parts, self.notes)
-        step_pattern = named.step_pattern(step_pattern)
+        step_pattern = named.step_pattern(self.wanted.steps[0])
         ranges, operations = ranges_and_operations(self.parts)
-        ranks = Ranks(self.parts, ranges, self.notes)
-        events = Events(self.parts, ranks, self.rules, self.notes, self.progress, keep_rows=shapes)
-        if any(RUNTIME in part.report.tables for part in self.parts):
-            if launches:
-                events.read_launches(None, keep_calls=host_calls)
-            elif operations.height:  # NCCL's calls are all that launches are needed for
-                events.read_launches(events.may_communicate())
+        ranks = Ranks(self.parts, ranges, self.notes, len(self.missing))
+        events = Events(self.parts, ranks, self.wanted.rules, self.notes)
         events.count_copies_of_nccl(operations)
         matched = self._match(events, operations, ranks)
         offsets = self._align(matched.kernels)
@@ -168,8 +147,8 @@ class _Run:
         processes = ranks.processes()
         events.describe_unknown_names()
 
-        def table(read: Callable[[Report, Codes], pl.DataFrame], form: schema.Table) -> pl.DataFrame | None:
-            return host_table(self.parts, read, form, offsets) if host_calls else None
+        def table(name: str, form: schema.Table) -> pl.DataFrame | None:
+            return host_table(self.parts, name, form, offsets) if self.wanted.host_calls else None
 
         made = Trace(
             ranks=ranks.table(frame, events.names, offsets),
@@ -179,24 +158,38 @@ class _Run:
             ranges=schema.RANGES.check(aligned(self.parts, ranges, offsets)),
             operations=schema.OPERATIONS.check(aligned(self.parts, operations, offsets)),
             collectives=collectives,
-            inputs=tuple(input_of(part, self.notes) for part in self.parts),
+            inputs=tuple(part.hashed_input() for part in self.parts),
             process_of_rank=ranks.process_of_rank,
             clock_tolerance_ns=self.tolerance,
-            rules_sha256=self.rules.sha256,
+            rules_sha256=self.wanted.rules.sha256,
             step_pattern=step_pattern,
-            phase_patterns=dict(phases),
-            other_ranges=named.other_ranges(step_pattern, phases),
+            phase_patterns=dict(self.wanted.phases),
+            other_ranges=named.other_ranges(step_pattern, self.wanted.phases),
             launches=events.launch_frame(line_of_rank),
-            shapes=events.shapes() if shapes else None,
-            calls=events.call_frame(offsets) if host_calls else None,
-            records=table(host.read_records, schema.RECORDS),
-            syncs=table(host.read_syncs, schema.SYNCS),
-            metrics=sampled_metrics(self.parts, ranks, offsets) if metrics else None,
+            shapes=events.shapes() if self.wanted.shapes else None,
+            calls=table("calls", schema.CALLS),
+            records=table("records", schema.RECORDS),
+            syncs=table("syncs", schema.SYNCS),
+            metrics=sampled_metrics(self.parts, ranks, offsets) if self.wanted.metrics else None,
+            missing=self.missing,
             warnings=self.notes.warnings(),
             assumptions=tuple(self.notes.assumptions),
         )
         of_one_gpu = shared_gpus(made)
         return replace(made, warnings=(*of_one_gpu, *made.warnings)) if of_one_gpu else made
+
+    def _say_missing(self) -> None:
+        named = [
+            f"{one.name}{'' if one.rank is None else f' (rank {one.rank})'}: {one.reason}"
+            for one in self.missing
+        ]
+        more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        self.notes.warn(
+            "report_missing",
+            len(named),
+            f"{len(named)} of {len(named) + len(self.parts)} reports could not be read, and nothing here is about "
+            f"them: {'; '.join(named[:_MOST_NAMED])}{more}",
+        )
 
     def _match(self, events: Events, operations: pl.DataFrame, ranks: Ranks) -> Matched:
         rows = np.flatnonzero(events.class_code == CLASS_CODES["communication"])
@@ -257,7 +250,7 @@ class _Run:
                 f"clocks of reports agree only to {worst / NS_PER_US:.0f} us (tolerance "
                 f"{self.tolerance / NS_PER_US:.0f} us): wait and transfer between them are not told",
             )
-        moved = {part.report.name: offsets[part.clock].line.offset_ns for part in self.parts}
+        moved = {part.name: offsets[part.clock].line.offset_ns for part in self.parts}
         far = {name: offset for name, offset in moved.items() if abs(offset) > NOTABLE_CORRECTION_NS}
         worst_name = max(far, key=lambda name: abs(far[name]), default="")
         self.notes.warn(
@@ -266,7 +259,7 @@ class _Run:
             f"clocks of {len(far)} of {len(self.parts)} reports were corrected by more than 1 ms against their session "
             f"starts, by the ends of matched collectives; most {worst_name}, by {far.get(worst_name, 0) / 1e6:+.3f} ms",
         )
-        rates = {part.report.name: offsets[part.clock].line.rate for part in self.parts}
+        rates = {part.name: offsets[part.clock].line.rate for part in self.parts}
         fastest = max(rates, key=lambda name: abs(rates[name]))
         self.notes.warn(
             "clock_drift",

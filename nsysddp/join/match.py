@@ -17,116 +17,30 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest.attribute import KIND_OF_CALL, Carried, kind_of, message_bytes
-from nsysddp.join.arrivals import ROOTED, waited_for
-from nsysddp.join.drift import Line, spread
+from nsysddp.join.arrivals import waited_for
+from nsysddp.join.drift import Line
 from nsysddp.join.groups import groups_of
+from nsysddp.join.kernels import (
+    ALL_KINDS,
+    CODE,
+    IS_PER_RANK,
+    IS_POINT_TO_POINT,
+    IS_ROOTED,
+    IS_SYNCHRONISING,
+    NONE,
+    REASON,
+    REASONS,
+)
 from nsysddp.join.members import places
+from nsysddp.join.sequences import NumberedKernels, numbers_in_sequence
 from nsysddp.model import schema
-from nsysddp.model.classify import KINDS
-from nsysddp.model.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nsysddp.join.kernels import Kernels
+
     Column = NDArray[Any]
-
-ALL_KINDS = (*KINDS, "send", "recv", "grouped")
-"""Kinds of kernels and of single operations; a code is a position in this tuple."""
-
-SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Kinds in which no rank can end before all have arrived: their ends must agree between ranks."""
-
-_CODE = {name: code for code, name in enumerate(ALL_KINDS)}
-_SYNCHRONISING = np.isin(ALL_KINDS, SYNCHRONISING)
-_PER_RANK = np.isin(ALL_KINDS, ("all_gather", "reduce_scatter", "all_to_all"))
-_ROOTED = np.isin(ALL_KINDS, ROOTED)
-_POINT_TO_POINT = np.isin(ALL_KINDS, ("send", "recv"))
-_NONE = -1
-
-REASONS = (
-    "unmatched:not examined",
-    "sequence",
-    "order",
-    "unmatched:only one rank of the communicator was captured",
-    "unmatched:ranks of the communicator are missing",
-    "unmatched:the sequences of the ranks do not fit together",
-    "unmatched:missing on a rank",
-    "unmatched:kind or size differs between ranks",
-    "unmatched:the ends do not agree",
-    "unmatched:the payload names no peer",
-    "unmatched:the counterpart was not captured",
-    "unmatched:ranks of the job are missing",
-    "unmatched:only one rank was captured",
-    "unmatched:the ranks do not show the same sequence",
-    "unmatched:who sends to whom is not recorded",
-    "unmatched:which ranks form a group is not recorded",
-    "unmatched:which rank is the root is not recorded",
-)
-"""Every value of the column ``match``."""
-_REASON = {text.removeprefix("unmatched:"): code for code, text in enumerate(REASONS)}
-
-_MAX_OFFSET = 4096
-_NEAR_ANCHOR = 64
-_ANCHOR_NS = 10 * NS_PER_MS
-"""By so much session starts of two hosts can be wrong without further notice."""
-
-
-@dataclass
-class Kernels:
-    """All communication kernels, ordered by (rank, start), one array a property.
-
-    Attributes:
-        event: row of the events frame.
-        rank, clock, start, end, stream: as recorded.
-        kind: code of the collective kind; before matching, what the name tells (-1: nothing).
-        communicator: code of the communicator; -1 if unknown.
-        sequence: number in the communicator; -1 if unknown.
-        payload: payload size in bytes; -1 if unknown.
-        group_size: ranks of the communicator; -1 if unknown.
-        root: rank that is the root of a rooted operation; -1 if there is none, or it is not known.
-        collective: id equal over ranks; -1 where unmatched.
-        reason: position in ``REASONS``.
-        peers: rooted operations, sends and receives: kernel to the events that it waits for.
-    """
-
-    event: Column
-    rank: Column
-    clock: Column
-    start: Column
-    end: Column
-    stream: Column
-    kind: Column
-    communicator: Column
-    sequence: Column
-    payload: Column
-    group_size: Column
-    root: Column
-    collective: Column
-    reason: Column
-    peers: dict[int, list[int]]
-
-    @classmethod
-    def of(
-        cls,
-        event: Column,
-        rank: Column,
-        clock: Column,
-        start: Column,
-        end: Column,
-        stream: Column,
-        kind: Column,
-    ) -> Kernels:
-        """Kernels of which nothing but the recording is known."""
-
-        def unknown() -> Column:
-            return np.full(event.size, _NONE, dtype=np.int64)
-
-        return cls(
-            event, rank, clock, start, end, stream, kind,
-            communicator=unknown(), sequence=unknown(), payload=unknown(), group_size=unknown(), root=unknown(),
-            collective=unknown(),
-            reason=np.zeros(event.size, np.int64), peers={},
-        )  # fmt: skip
 
 
 @dataclass
@@ -215,25 +129,25 @@ class _Job:
         kernels, carried = self.kernels, self.carried
         code = {name: number for number, name in enumerate(self.communicators)}
         of_operation = np.array(
-            [code.get(name, _NONE) for name in self.operations["communicator"].to_list()], np.int64
+            [code.get(name, NONE) for name in self.operations["communicator"].to_list()], np.int64
         )
-        kind = np.array([_CODE.get(KIND_OF_CALL.get(call, ""), _NONE) for call in self.calls], np.int64)
-        size = self.operations["bytes"].fill_null(_NONE).to_numpy()
-        number = _sequences(self.operations)
+        kind = np.array([CODE.get(KIND_OF_CALL.get(call, ""), NONE) for call in self.calls], np.int64)
+        size = self.operations["bytes"].fill_null(NONE).to_numpy()
+        number = numbers_in_sequence(self.operations)
         one = np.flatnonzero(carried.only >= 0)
         rows = carried.only[one]
-        point = _POINT_TO_POINT[kind[rows]] if one.size else np.zeros(0, bool)
-        kernels.kind[one] = np.where(point, _CODE["send_recv"], kind[rows])
+        point = IS_POINT_TO_POINT[kind[rows]] if one.size else np.zeros(0, bool)
+        kernels.kind[one] = np.where(point, CODE["send_recv"], kind[rows])
         kernels.communicator[one] = of_operation[rows]
         kernels.sequence[one] = number[rows]
         kernels.payload[one] = size[rows]
-        kernels.root[one] = self.operations["root"].fill_null(_NONE).to_numpy()[rows]
+        kernels.root[one] = self.operations["root"].fill_null(NONE).to_numpy()[rows]
         self.is_transfer[one] = point
         peers = self.operations["peer"].to_list()
         for kernel, some in carried.several.items():
             names = [self.calls[row] for row in some]
             told = kind_of(names, [peers[row] for row in some])
-            kernels.kind[kernel] = _CODE[told] if told else kernels.kind[kernel]
+            kernels.kind[kernel] = CODE[told] if told else kernels.kind[kernel]
             own = {int(of_operation[row]) for row in some}
             if len(own) == 1:
                 kernels.communicator[kernel] = own.pop()
@@ -243,8 +157,8 @@ class _Job:
             self.is_transfer[kernel] = {"ncclSend", "ncclRecv"} >= set(names)
         unclear = np.array(sorted(carried.shared), dtype=np.int64)
         for column in (kernels.communicator, kernels.sequence, kernels.payload):
-            column[unclear] = _NONE
-        kernels.kind[kernels.kind < 0] = _CODE["unknown"]
+            column[unclear] = NONE
+        kernels.kind[kernels.kind < 0] = CODE["unknown"]
         self._number_by_device()
 
     def _number_by_device(self) -> None:
@@ -277,10 +191,10 @@ class _Job:
             everyone = members.size == len(self.ranks)
             collective = rows[~self.is_transfer[rows]]
             if (told or 0) > members.size or (told is None and self.ranks_missing and everyone):
-                kernels.group_size[rows] = told or _NONE
+                kernels.group_size[rows] = told or NONE
                 self._leave(rows, "ranks of the communicator are missing")
             elif members.size < 2:
-                kernels.group_size[rows] = told if told and told > 1 else _NONE
+                kernels.group_size[rows] = told if told and told > 1 else NONE
                 self._leave(rows, "only one rank of the communicator was captured")
             elif collective.size:
                 self._by_sequence(collective, members)
@@ -303,12 +217,12 @@ class _Job:
             self._leave(rows, "missing on a rank")
             return
         reference = max(lines, key=lambda rank: (lines[rank].size, -rank))
-        own = _Line(kernels, lines[reference])
+        own = NumberedKernels(kernels, lines[reference])
         at = {reference: kernels.sequence[lines[reference]]}
         for rank, line in lines.items():
             if rank == reference:
                 continue
-            offset = own.offset_of(_Line(kernels, line), self.tolerance)
+            offset = own.offset_of(NumberedKernels(kernels, line), self.tolerance)
             if offset is None:
                 self._leave(rows, "the sequences of the ranks do not fit together")
                 return
@@ -338,7 +252,7 @@ class _Job:
         self._next += int(good.sum())
         member = good[group]
         kernels.collective[rows[member]] = ids[group[member]]
-        kernels.reason[rows[member]] = _REASON[how]
+        kernels.reason[rows[member]] = REASON[how]
         for wrong, why in (
             (~close, "the ends do not agree"),
             (~alike, "kind or size differs between ranks"),
@@ -352,7 +266,7 @@ class _Job:
         Only ranks of one clock are compared: between clocks the ends are what the alignment is made from.
         """
         kernels = self.kernels
-        agree = ~_SYNCHRONISING[kernels.kind[rows[heads]]]
+        agree = ~IS_SYNCHRONISING[kernels.kind[rows[heads]]]
         spread = np.zeros(heads.size, dtype=np.int64)
         early = np.zeros(heads.size, dtype=np.int64)
         for clock in np.unique(kernels.clock[rows]).tolist():
@@ -366,7 +280,7 @@ class _Job:
         return agree | ((spread <= 10 * self.tolerance) & (early <= self.tolerance))
 
     def _leave(self, rows: Column, why: str) -> None:
-        self.kernels.reason[rows] = _REASON[why]
+        self.kernels.reason[rows] = REASON[why]
 
     # --- sends and receives --------------------------------------------------------------------------------------
 
@@ -391,7 +305,7 @@ class _Job:
             communicator = int(kernels.communicator[kernel])
             own, peer = own_rank.get((rank, communicator)), peers[row]
             if own is None or peer is None:
-                kernels.reason[kernel] = _REASON["the payload names no peer"]
+                kernels.reason[kernel] = REASON["the payload names no peer"]
                 continue
             way = "send" if self.calls[row] == "ncclSend" else "recv"
             sender, receiver = (own, peer) if way == "send" else (peer, own)
@@ -417,7 +331,7 @@ class _Job:
                 continue
             keys = touched.get(kernel, [])
             if not keys or any(len(ends[key]) < 2 for key in keys):
-                kernels.reason[kernel] = _REASON["the counterpart was not captured"]
+                kernels.reason[kernel] = REASON["the counterpart was not captured"]
                 continue
             others = {other for key in keys for other in ends[key].values() if other != kernel}
             pairs = [(ends[key]["send"], ends[key]["recv"]) for key in keys]
@@ -427,12 +341,12 @@ class _Job:
                 and kernels.start[sender] >= kernels.end[receiver]
                 for sender, receiver in pairs
             ):
-                kernels.reason[kernel] = _REASON["the ends do not agree"]
+                kernels.reason[kernel] = REASON["the ends do not agree"]
                 continue
             others_of[kernel] = others
         for kernel, others in others_of.items():
             if not others <= others_of.keys():
-                kernels.reason[kernel] = _REASON["the counterpart was not captured"]
+                kernels.reason[kernel] = REASON["the counterpart was not captured"]
         paired = {kernel: others for kernel, others in others_of.items() if not kernels.reason[kernel]}
         for kernel in paired:
             if kernels.collective[kernel] >= 0:
@@ -442,7 +356,7 @@ class _Job:
                 current = reached.pop()
                 if current in paired and kernels.collective[current] < 0:
                     kernels.collective[current] = self._next
-                    kernels.reason[current] = _REASON["sequence"]
+                    kernels.reason[current] = REASON["sequence"]
                     kernels.peers[current] = sorted(int(kernels.event[other]) for other in paired[current])
                     reached.extend(paired[current])
             self._next += 1
@@ -494,12 +408,12 @@ class _Job:
         if len(by_rank) < len(self.ranks):
             self._leave(whole, "the ranks do not show the same sequence")
             return
-        if len(by_rank) > 2 and (kinds == _CODE["send_recv"]).any():
+        if len(by_rank) > 2 and (kinds == CODE["send_recv"]).any():
             self._leave(whole, "who sends to whom is not recorded")
             return
         groups: list[Column] | None = [np.arange(len(lines))]
-        if _SYNCHRONISING[kinds].any():
-            synchronising = np.stack(lines)[:, _SYNCHRONISING[kinds]]
+        if IS_SYNCHRONISING[kinds].any():
+            synchronising = np.stack(lines)[:, IS_SYNCHRONISING[kinds]]
             groups = groups_of(
                 kernels.start[synchronising],
                 kernels.end[synchronising],
@@ -528,7 +442,7 @@ class _Job:
             for times in (start, end):
                 times[mine] += line_of_clock[clock].at(times[mine])
         self._number(start)
-        rows = np.flatnonzero((kernels.collective >= 0) & _ROOTED[kernels.kind])
+        rows = np.flatnonzero((kernels.collective >= 0) & IS_ROOTED[kernels.kind])
         found = waited_for(
             kernels.event[rows],
             kernels.collective[rows],
@@ -541,12 +455,12 @@ class _Job:
         for row, peers, fits in zip(rows.tolist(), found["peers"].to_list(), found["fits"], strict=True):
             if not fits or peers is None:
                 why = "which rank is the root is not recorded" if fits else "the ends do not agree"
-                kernels.collective[row] = _NONE
-                kernels.reason[row] = _REASON[why]
+                kernels.collective[row] = NONE
+                kernels.reason[row] = REASON[why]
             else:
                 kernels.peers[row] = peers
         began = dict(zip(kernels.event.tolist(), start.tolist(), strict=True))
-        for row in np.flatnonzero((kernels.collective >= 0) & (kernels.kind == _CODE["send_recv"])).tolist():
+        for row in np.flatnonzero((kernels.collective >= 0) & (kernels.kind == CODE["send_recv"])).tolist():
             if row in kernels.peers:
                 present = [peer for peer in kernels.peers[row] if began[peer] < end[row]]
                 kernels.peers[row] = present or [int(kernels.event[row])]
@@ -554,12 +468,12 @@ class _Job:
     def _roots(self) -> Column:
         """Rank of the job that is each kernel's root, from the root's number inside its communicator; -1 if unknown."""
         kernels = self.kernels
-        roots = np.full(kernels.event.size, _NONE, dtype=np.int64)
-        rows = np.flatnonzero((kernels.root >= 0) & (kernels.communicator >= 0) & _ROOTED[kernels.kind])
+        roots = np.full(kernels.event.size, NONE, dtype=np.int64)
+        rows = np.flatnonzero((kernels.root >= 0) & (kernels.communicator >= 0) & IS_ROOTED[kernels.kind])
         if rows.size:
             rank_of = {(communicator, own): rank for (rank, communicator), own in self._own_ranks().items()}
             roots[rows] = [
-                rank_of.get((int(kernels.communicator[row]), int(kernels.root[row])), _NONE) for row in rows
+                rank_of.get((int(kernels.communicator[row]), int(kernels.root[row])), NONE) for row in rows
             ]
         return roots
 
@@ -612,9 +526,9 @@ class _Job:
     def _message_bytes(self) -> Column:
         """Message size of each kernel by the rule of its kind; -1 where it cannot be known."""
         kernels = self.kernels
-        per_rank = _PER_RANK[kernels.kind]
+        per_rank = IS_PER_RANK[kernels.kind]
         size = np.where(per_rank, kernels.payload * kernels.group_size, kernels.payload)
-        size[(kernels.payload < 0) | (per_rank & (kernels.group_size < 0))] = _NONE
+        size[(kernels.payload < 0) | (per_rank & (kernels.group_size < 0))] = NONE
         for kernel, rows in self.carried.several.items():
             if kernel in self.carried.shared:
                 continue
@@ -624,7 +538,7 @@ class _Job:
                 [self.sizes[row] for row in rows],
                 int(kernels.group_size[kernel]) if kernels.group_size[kernel] > 0 else None,
             )
-            size[kernel] = _NONE if told is None else told
+            size[kernel] = NONE if told is None else told
         return size
 
 
@@ -632,91 +546,3 @@ def _same(values: Column, heads: Column) -> Column:
     """For each group: are all its values equal?"""
     alike: Column = np.minimum.reduceat(values, heads) == np.maximum.reduceat(values, heads)
     return alike
-
-
-def _sequences(operations: pl.DataFrame) -> Column:
-    """Number of each operation in its process and communicator, in host order; transfers are counted apart."""
-    counted = operations.with_row_index("row").filter(pl.col("call").is_in(list(KIND_OF_CALL)))
-    transfers = pl.col("call").is_in(["ncclSend", "ncclRecv"])
-    ordered = counted.sort("process", "start_ns", "row").with_columns(
-        pl.int_range(pl.len()).over("process", "communicator", transfers).alias("number")
-    )
-    numbers = np.full(operations.height, _NONE, dtype=np.int64)
-    numbers[ordered["row"].to_numpy()] = ordered["number"].to_numpy()
-    return numbers
-
-
-class _Line:
-    """One rank's kernels of a communicator, by sequence number."""
-
-    def __init__(self, kernels: Kernels, rows: Column) -> None:
-        self.sequence = kernels.sequence[rows]
-        self.kind = kernels.kind[rows]
-        self.payload = kernels.payload[rows]
-        self.end = kernels.end[rows]
-        self.synchronising = _SYNCHRONISING[self.kind]
-        self.clock = int(kernels.clock[rows[0]])
-        self.first = int(self.sequence[0])
-        self.span = int(self.sequence[-1]) - self.first + 1
-
-    def offset_of(self, other: _Line, tolerance: int) -> int | None:
-        """What to add to the other line's sequence numbers; None if no offset fits.
-
-        At the right offset kinds and sizes agree everywhere and the ends of synchronising collectives lie together:
-        on a shared clock absolutely, between clocks up to one constant. Training repeats itself, so kind and size
-        alone cannot tell one step from the next.
-        """
-        shared = self.clock == other.clock
-        if shared:
-            score = self._score(other, 0, shared)
-            if score is not None and score[0] <= tolerance:
-                return 0
-        reach = min(_MAX_OFFSET, max(self.span, other.span))
-        middle = self.first - other.first
-        candidates = {*range(-reach, reach + 1), *range(middle - _NEAR_ANCHOR, middle + _NEAR_ANCHOR + 1)}
-        fits = [
-            (*score, offset)
-            for offset in sorted(candidates, key=lambda number: (abs(number), number))
-            if (score := self._score(other, offset, shared)) is not None
-        ]
-        if not fits or min(fits)[0] > tolerance:
-            return None
-        near = [fit for fit in fits if fit[0] <= max(2 * min(fits)[0], tolerance / 5)]
-        # Of buckets of one size in a row the median cannot tell one from the next: only at the right offset do the gaps
-        # between steps fit too, which the mean shows. Steps are hardly as alike as the ends of one collective are
-        # close, so a shift by a whole step, which a wrong anchor can make look nearer, has a larger mean too.
-        most = max(2 * min(fit[1] for fit in near), tolerance / 100)
-        fits = [fit for fit in near if fit[1] <= most]
-        # Steps as alike as that: ranks are captured over the same ones, as far as their anchors allow it.
-        best = min(fits, key=lambda fit: (max(fit[2], _ANCHOR_NS), -fit[3], fit[2], abs(fit[4])))
-        return int(best[4])
-
-    def _score(self, other: _Line, offset: int, shared_clock: bool) -> tuple[float, float, float, int] | None:
-        """Median and (over the share that meets) mean spread of the differences of ends, their size, how many meet.
-
-        None if kinds or sizes disagree.
-        """
-        at = np.minimum(np.searchsorted(self.sequence, other.sequence + offset), self.sequence.size - 1)
-        same = self.sequence[at] == other.sequence + offset
-        at = at[same]
-        if (
-            not at.size
-            or (self.kind[at] != other.kind[same]).any()
-            or (self.payload[at] != other.payload[same]).any()
-        ):
-            return None
-        usable = self.synchronising[at]
-        if not usable.any():
-            return 0.0, 0.0, float(abs(offset)), 0
-        times = other.end[same][usable]
-        difference = (times - self.end[at[usable]]).astype(np.float64)
-        middle = float(np.median(difference))
-        if shared_clock:
-            away = np.abs(difference)
-            return float(np.median(away)), float(np.mean(away)), abs(middle), 0
-        # A pair or two have hardly a spread: they are no evidence where more could have met. Of a few out of many some
-        # fit by chance, so a mean counts the more the more of them meet.
-        met, could = int(usable.sum()), min(self.sequence.size, other.sequence.size)
-        away = spread(times, difference)
-        median = float(np.median(away)) + (1e18 if met < min(3, could) else 0.0)
-        return median, float(np.mean(away)) * could / met, abs(middle), met

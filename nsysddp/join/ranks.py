@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.ingest import sql
 from nsysddp.ingest.columns import TIME_LIMIT_NS
-from nsysddp.ingest.part import Notes, Part, gpus_of, host_key
-from nsysddp.ingest.report import RUNTIME
+from nsysddp.ingest.part import Notes, Part
 from nsysddp.join import clocks
 from nsysddp.join.identity import Lane, assign_ranks, host_aliases, rank_claims
 from nsysddp.model import schema
@@ -41,23 +39,23 @@ def put_on_axis(parts: Sequence[Part]) -> None:
         if abs(part.shift) >= TIME_LIMIT_NS:
             raise UsageError(
                 "the session starts of the reports lie decades apart",
-                file=part.report.path,
+                file=part.path,
                 do="analyse reports of one run together",
             )
         part.first_process = first
-        first += len(part.processes.values)
+        first += len(part.processes)
 
 
 def _lanes(parts: Sequence[Part], hosts: Sequence[str]) -> list[Lane]:
     """The (process, device) pairs of all reports that ran GPU work, report by report."""
     lanes = []
     for number, part in enumerate(parts):
-        host = hosts[number] if host_key(part.report) else None
+        host = hosts[number] if part.about.host else None
         for (process, device), (first, last) in zip(part.events.lanes, part.events.spans, strict=True):
             lanes.append(
                 Lane(
                     report=number,
-                    report_name=part.report.name,
+                    report_name=part.name,
                     process=part.first_process + process,
                     pid=part.pid(process),
                     device=device,
@@ -83,6 +81,7 @@ class Ranks:
         parts: the reports, put on one axis.
         ranges: ``schema.RANGES`` of all reports, with the marks by which ranks name themselves.
         notes: where what was inferred or contradicts itself is kept.
+        missing: how many reports of the run could not be read.
 
     Attributes:
         lanes: the ranks in order, each a (process, device).
@@ -90,11 +89,11 @@ class Ranks:
         silent: report and pid of processes that launched work of which their report holds no GPU event.
     """
 
-    def __init__(self, parts: Sequence[Part], ranges: pl.DataFrame, notes: Notes) -> None:
+    def __init__(self, parts: Sequence[Part], ranges: pl.DataFrame, notes: Notes, missing: int = 0) -> None:
         self.parts = parts
         self.notes = notes
-        self.hosts = host_aliases([host_key(part.report) for part in parts])
-        self.gpus = [gpus_of(part.report) for part in parts]
+        self.missing = missing
+        self.hosts = host_aliases([part.about.host for part in parts])
         self._found = _lanes(parts, self.hosts)
         self.lanes = self._ranked(ranges)
         self.silent = self._without_gpu_events()
@@ -119,10 +118,10 @@ class Ranks:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job, as it says itself or as processes without GPU events show; None if nothing tells."""
+        """Ranks of the job, as it says itself or as what is missing shows; None if nothing tells."""
         sizes = [lane.world_size for lane in self.lanes if lane.world_size is not None]
-        if self.silent:
-            sizes.append(len(self.lanes) + len(self.silent))
+        if self.silent or self.missing:
+            sizes.append(len(self.lanes) + len(self.silent) + self.missing)
         return max(sizes, default=None)
 
     def _ranked(self, ranges: pl.DataFrame) -> list[Lane]:
@@ -131,35 +130,27 @@ class Ranks:
             mark = parse_rank_mark(text)
             if mark is not None and mark not in marks[process]:
                 marks[process].append(mark)
-        environment: dict[int, dict[str, int]] = {}
+        lanes_of = Counter(lane.report for lane in self._found)
         for number, part in enumerate(self.parts):
-            found: dict[str, set[int]] = defaultdict(set)
-            for row in sql.rows(part.report, "rank_environment"):
-                name, _, value = str(row["value"]).partition("=")
-                value = value.strip().strip("\"'")
-                if value.isascii() and value.isdecimal() and len(value) < 10:
-                    found[name].add(int(value))
-            # Environments that differ are of several processes, and nothing says which is whose.
-            environment[number] = {name: values.pop() for name, values in found.items() if len(values) == 1}
-            claims = rank_claims(environment[number])
+            claims = rank_claims(part.about.environment)
             others = [f"{name}={rank}" for name, rank, _ in claims[1:] if rank != claims[0][1]]
-            alone = sum(lane.report == number for lane in self._found) == 1
             self.notes.warn(
                 "rank_sources_differ",
-                len(others) if alone else 0,
-                f"{part.report.name}: the environment says {claims[0][0]}={claims[0][1]} and {', '.join(others)}; "
+                len(others) if lanes_of[number] == 1 else 0,
+                f"{part.name}: the environment says {claims[0][0]}={claims[0][1]} and {', '.join(others)}; "
                 "the first counts"
                 if others
                 else "",
             )
         placed = []
         for lane in self._found:
-            mapping, listed = self.gpus[lane.report]
-            physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
+            about = self.parts[lane.report].about
+            physical = about.gpu_of.get((lane.pid, lane.device)) if lane.pid is not None else None
             if physical is not None:
-                _, uuid, bus = listed.get(physical, ("", None, ""))
+                _, uuid, bus = about.gpus.get(physical, ("", None, ""))
                 lane = replace(lane, gpu_key=f"{bus}#{physical:06d}", gpu_uuid=uuid)
             placed.append(lane)
+        environment = {number: part.about.environment for number, part in enumerate(self.parts)}
         ranked = assign_ranks(placed, marks, environment)
         self._doubt_world_sizes(ranked)
         if any(lane.source == "inferred" for lane in ranked) and len(ranked) > 1:
@@ -178,20 +169,8 @@ class Ranks:
 
     def _without_gpu_events(self) -> list[tuple[str, int]]:
         """Report and pid of the processes that launched work of which the report holds no GPU event."""
-        silent = []
-        shown = 0
-        for part, (mapping, _) in zip(self.parts, self.gpus, strict=True):
-            pids = {part.pid(process) for process, _ in part.events.lanes}
-            shown += len(pids)
-            others = {pid for pid, _ in mapping} | {
-                part.pid(code) for code in range(len(part.processes.values))
-            }
-            if RUNTIME in part.report.tables and None not in pids:
-                silent += [
-                    (part.report.name, pid)
-                    for pid in sorted(pid for pid in others - pids if pid is not None)
-                    if sql.rows(part.report, "launching_process", pid=pid)
-                ]
+        silent = [(part.name, pid) for part in self.parts for pid in part.about.silent]
+        shown = sum(part.about.shown for part in self.parts)
         if silent:
             which = ", ".join(f"pid {pid} of {name}" for name, pid in silent)
             self.notes.warn(
@@ -225,7 +204,7 @@ class Ranks:
         """``schema.PROCESSES``."""
         rows = []
         for number, part in enumerate(self.parts):
-            for code in range(len(part.processes.values)):
+            for code in range(len(part.processes)):
                 rows.append(
                     {
                         "process": part.first_process + code,
@@ -249,7 +228,8 @@ class Ranks:
         rows = []
         for lane in self.lanes:
             first, last = rows_of(rank, lane.rank or 0)
-            mapping, listed = self.gpus[lane.report]
+            listed = self.parts[lane.report].about.gpus
+            mapping = self.parts[lane.report].about.gpu_of
             physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
             models = {name for name, _, _ in listed.values()}
             only_model = models.pop() if len(models) == 1 else ""

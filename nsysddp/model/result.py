@@ -38,6 +38,12 @@ class Finding:
     rows: tuple[Mapping[str, Any], ...] = ()
     severity: float = field(default=0.0, compare=False)
 
+    @classmethod
+    def of_warning(cls, warning: Warning, code: str, severity: float = 0.0, **rows: Any) -> Finding:
+        """What a warning says, as a finding; ``rows`` as of the class."""
+        message = f"{warning.message[0].upper()}{warning.message[1:]}."
+        return cls(code, message, value=warning.count, unit="count", severity=severity, **rows)
+
 
 @dataclass(frozen=True)
 class Result:

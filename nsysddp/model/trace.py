@@ -69,6 +69,21 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """A report that was asked for and is not part of the answer.
+
+    Attributes:
+        name: base name of the file.
+        rank: the rank that its name tells; None if it tells none.
+        reason: why it is missing.
+    """
+
+    name: str
+    rank: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Trace:
     """The frames of one run; see ``schema`` for each frame's columns.
 
@@ -90,6 +105,7 @@ class Trace:
         syncs: ``schema.SYNCS``.
         metrics: ``schema.METRICS``.
         inputs: the reports.
+        missing: reports that could not be read; the answer is about the others.
         warnings: what reading had to leave out or infer.
         assumptions: what reading took for granted.
         process_of_rank: rank to row of ``processes``.
@@ -119,6 +135,7 @@ class Trace:
     records: pl.DataFrame | None = None
     syncs: pl.DataFrame | None = None
     metrics: pl.DataFrame | None = None
+    missing: tuple[Missing, ...] = ()
     warnings: tuple[Warning, ...] = ()
     assumptions: tuple[str, ...] = ()
     _cache: dict[tuple[int, frozenset[str]], Intervals] = field(

@@ -33,6 +33,7 @@ CODES: dict[str, str] = {
     "no_communication": "a rank ran no communication kernels: overlap is not applicable",
     "communication_on_compute_stream": "communication runs on the stream that computes, so it cannot overlap",
     "whole_graph": "CUDA graphs were traced as one span: what they hold is unknown",
+    "report_missing": "reports could not be read; the answer is about the others",
     "gpu_data_missing": "a process launched work of which the report holds no GPU event",
     "shared_gpu": "ranks ran on one physical GPU, so their computing times include each other's",
     "capture_incomplete": "nsys itself says that events can be missing",
@@ -68,7 +69,11 @@ def find(result: Result, context: Context) -> tuple[Finding, ...]:
     return tuple(sorted(made, key=lambda finding: -finding.severity))
 
 
-_FROM_WARNINGS = {"process_without_gpu_events": ("gpu_data_missing", 220), "shared_gpu": ("shared_gpu", 210)}
+_FROM_WARNINGS = {
+    "report_missing": ("report_missing", 230),
+    "process_without_gpu_events": ("gpu_data_missing", 220),
+    "shared_gpu": ("shared_gpu", 210),
+}
 """Warnings that a reader must know before anything else: code and severity of the finding."""
 
 
@@ -76,14 +81,8 @@ def _warned(result: Result) -> Iterator[Finding]:
     for warning in result.warnings:
         if warning.code in _FROM_WARNINGS:
             code, severity = _FROM_WARNINGS[warning.code]
-            yield Finding(
-                code,
-                f"{warning.message[0].upper()}{warning.message[1:]}.",
-                value=warning.count,
-                unit="count",
-                rows=({"table": "rank"},),
-                severity=severity,
-            )
+            rows = () if code == "report_missing" else ({"table": "rank"},)
+            yield Finding.of_warning(warning, code, severity, rows=rows)
 
 
 def _row(rank: int | None = None, table: str = "overlap", **keys: Any) -> dict[str, Any]:

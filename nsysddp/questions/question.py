@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsysddp.model.errors import UsageError
+from nsysddp.model.result import Finding
 from nsysddp.model.warnings import OF_THE_WHOLE
 
 if TYPE_CHECKING:
@@ -142,7 +143,11 @@ class Question:
         whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
         warnings = (*whole, *(one for one in result.warnings if one not in whole))
         request = request_of(context.trace, context.selection, self.command, self.name, values)
-        return replace(result, warnings=warnings, request=request.as_dict())
+        found = result.findings
+        if not any(one.code == "report_missing" for one in found):
+            missing = (one for one in warnings if one.code == "report_missing")
+            found = (*(Finding.of_warning(one, one.code) for one in missing), *found)
+        return replace(result, findings=found, warnings=warnings, request=request.as_dict())
 
 
 _DEFINES = re.compile(rb"^QUESTION\b", re.MULTILINE)

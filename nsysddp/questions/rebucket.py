@@ -29,7 +29,8 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
-from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Draft, Program
+from nsysddp.dependencies.draft import Draft
+from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Program
 from nsysddp.model.errors import CannotTell, UsageError
 
 if TYPE_CHECKING:

@@ -90,6 +90,9 @@ def json_schema(asked: Question) -> dict[str, Any]:
                         {"name": TEXT, "sha256": TEXT, "nsys_version": OPTIONAL_TEXT, "schema": OPTIONAL_TEXT}
                     )
                 ),
+                "missing": listed(
+                    record({"name": TEXT, "rank": {"type": ["integer", "null"]}, "reason": TEXT})
+                ),
                 "request": {"anyOf": [request_schema(), {"type": "null"}]},
                 "tables": {**record(tables), "required": [asked.shown]},
                 "findings": listed(
@@ -134,6 +137,9 @@ def _head(result: Result) -> dict[str, Any]:
         "inputs": [
             {"name": one.name, "sha256": one.sha256, "nsys_version": one.nsys_version, "schema": one.schema}
             for one in result.trace.inputs
+        ],
+        "missing": [
+            {"name": one.name, "rank": one.rank, "reason": one.reason} for one in result.trace.missing
         ],
         "request": None if result.request is None else dict(result.request),
     }

@@ -94,6 +94,7 @@ _IN_FINDINGS = {
     "suspected_collectives": "suspected_collectives",
     "clock_residual": "clock_unusable",
     "process_without_gpu_events": "gpu_data_missing",
+    "report_missing": "report_missing",
     "shared_gpu": "shared_gpu",
 }
 """Warnings that are said as findings where there is one of this code."""

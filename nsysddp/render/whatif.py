@@ -76,7 +76,10 @@ def title(scenario: str) -> str:
     if scenario.startswith("cap_"):
         return f"bucket cap {scenario.removeprefix('cap_')} MiB"
     if scenario.startswith("faster_"):
-        return f"communication {scenario.removeprefix('faster_')} x faster"
+        factor = float(scenario.removeprefix("faster_"))
+        return (
+            f"communication {factor:g} x faster" if factor >= 1 else f"communication {1 / factor:g} x slower"
+        )
     return _TITLES[scenario]
 
 

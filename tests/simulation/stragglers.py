@@ -1,6 +1,7 @@
 """How often is nobody late called a straggler, and how small a slowness is found?
 
-    python -m tests.simulation.stragglers --markdown docs/results/stragglers.md
+    python -m tests.simulation.stragglers                      all parts, then the page
+    python -m tests.simulation.stragglers --part dp --part tp  some parts anew; the others stay as they were
 
 Two kinds of job. *Drawn*: the own time of each rank and step is drawn as a summary, which is all that the search looks
 at; that is how 512 ranks and thousands of jobs are affordable. *Simulated*: training jobs run by the simulator, written
@@ -14,10 +15,11 @@ the rank is named as slow, and *wrongly named* if anything else is.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ def draw(name: str, ranks: int, steps: int, noise: float, jobs: int) -> Iterator
     for slowness in SLOWNESS:
         tally = Tally(name, ranks, steps, slowness)
         rng = np.random.default_rng([ranks, steps, round(1e4 * noise), round(1e4 * slowness)])
-        for _ in range(jobs if not slowness else max(20, jobs // 10)):
+        for _ in range(jobs if not slowness else max(10, jobs // 10)):
             late = find_late(drawn(ranks, steps, noise, slowness, rng), LEAST)
             tally.jobs += 1
             tally.found += any(one.row == 0 and one.kind == "slow" for one in late) and slowness > 0
@@ -106,14 +108,14 @@ def job_of(
     return make
 
 
-def page(tallies: list[Tally], command: str) -> str:
+def page(tallies: list[Tally]) -> str:
     """The results as Markdown."""
     clean = [tally for tally in tallies if not tally.slowness]
     lines = [
         "# Stragglers: false alarms and what is found",
         "",
         "How often `nsysddp stragglers` names anybody in a job in which nobody is late, and how small a slowness of",
-        f"one rank it finds (`{command}`).",
+        "one rank it finds (`python -m tests.simulation.stragglers`).",
         "Drawn jobs are summaries (own time of each rank and step) with the noise given, half of them with heavy",
         "tails; simulated jobs are run, exported and asked as a user would. None ran on GPUs. The rules:",
         "[definitions](../definitions.md), [tests/simulation/stragglers.py](../../tests/simulation/stragglers.py).",
@@ -140,35 +142,42 @@ def page(tallies: list[Tally], command: str) -> str:
     return "\n".join([*lines, ""])
 
 
+SHAPES = {"dp": (8, 1), "tp": (8, 2), "hsdp": (8, 4), "pp": (8, 4)}
+NOISES = {"noise 0.3 %": 0.003, "noise 1 %": 0.01}
+PARTS = (*NOISES, *SHAPES)
+DATA = Path(__file__).parents[2] / "docs" / "results" / "stragglers.json"
+
+
+def part_of(name: str, drawn_jobs: int, simulated_jobs: int) -> Iterator[Tally]:
+    """All tallies of one part."""
+    if name in NOISES:
+        for ranks, steps, share in (
+            (8, 10, 1.0),
+            (8, 30, 1.0),
+            (64, 10, 0.5),
+            (64, 30, 0.25),
+            (512, 10, 0.2),
+        ):
+            yield from draw(f"drawn, {name}", ranks, steps, NOISES[name], max(10, round(drawn_jobs * share)))
+    else:
+        yield from simulated(f"simulated, {name}", job_of(name, *SHAPES[name]), simulated_jobs)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", action="append", choices=PARTS, help="only these, beside those kept")
     parser.add_argument("--drawn", type=int, default=1000, help="clean jobs of 8 ranks and of each noise")
-    parser.add_argument("--simulated", type=int, default=10, help="jobs of 8 ranks and of each slowness")
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--simulated", type=int, default=10, help="jobs of each shape and slowness")
     given = parser.parse_args()
-    tallies: list[Tally] = []
-    for noise in (0.003, 0.01):
-        for ranks, share in ((8, 1.0), (64, 0.5), (512, 0.2)):
-            for steps in (10, 30):
-                name = f"drawn, noise {noise:.1%}"
-                tallies += draw(name, ranks, steps, noise, max(20, round(given.drawn * share)))
-    for kind, ranks, group, jobs in (
-        ("dp", 8, 1, given.simulated),
-        ("tp", 8, 2, given.simulated),
-        ("hsdp", 8, 4, given.simulated),
-        ("pp", 8, 4, given.simulated),
-        ("dp", 64, 1, given.simulated // 5),
-    ):
-        if jobs:
-            tallies += simulated(f"simulated, {kind}", job_of(kind, ranks, group), jobs)
-    command = f"python -m tests.simulation.stragglers --drawn {given.drawn} --simulated {given.simulated}"
-    text = page(tallies, command)
-    if given.markdown:
-        given.markdown.write_text(text, encoding="utf-8")
-    print(text)  # noqa: T201
+    kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+    for name in given.part or PARTS:
+        kept[name] = [asdict(tally) for tally in part_of(name, given.drawn, given.simulated)]
+    DATA.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    tallies = [Tally(**row) for name in PARTS for row in kept.get(name, [])]
+    DATA.with_suffix(".md").write_text(page(tallies), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import polars as pl
 from nsysddp.model.names import visible
 from nsysddp.model.units import BYTES_PER_MIB, ms
 from nsysddp.questions.collectives import bandwidth
-from nsysddp.questions.diagnosis.causes import Cause
+from nsysddp.questions.diagnosis.causes import BY_CODE, Cause
 from nsysddp.questions.diagnosis.facts import LARGE_BYTES, SLOW_LINK, Facts
 
 if TYPE_CHECKING:
@@ -196,7 +196,9 @@ class Case:
         bound = "at most " if self.is_bound else ""
         text += f": {bound}{ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of the critical path"
         text += "" if bound else self._beyond()
-        text += "".join((self._bandwidth(), self._links(facts), self._held(facts), self._largest()))
+        text += "".join(
+            (self._bandwidth(), self._links(facts), self._held(facts), self._largest(), self._stopped(facts))
+        )
         return text[0].upper() + text[1:] + "."
 
     def _bandwidth(self) -> str:
@@ -233,8 +235,18 @@ class Case:
         spent = "" if largest["host_phase"] is None else f", {_in(largest['host_phase'])}"
         return f"; largest part: {before}{name} ({length}{spent})"
 
-    def advice(self) -> str:
+    def _is_stopped(self, facts: Facts) -> bool:
+        return self.cause.code == "straggler" and self.rank in facts.stopped
+
+    def _stopped(self, facts: Facts) -> str:
+        if not self._is_stopped(facts):
+            return ""
+        return "; most of its kernels last as long as theirs and a few much longer: its GPU was stopped now and then"
+
+    def advice(self, facts: Facts) -> str:
         """What to change first."""
+        if self._is_stopped(facts):
+            return BY_CODE["unexplained"].try_next
         if self.cause.code == "slow_communication" and self.rate is not None and self.rate.is_low:
             return "find out why the link is slow: `nvidia-smi topo -m`, NCCL_DEBUG=INFO (P2P, NVLS, NIC), nccl-tests"
         return self.cause.try_next

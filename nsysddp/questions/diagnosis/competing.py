@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from nsysddp.questions import Context
 
+    Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
 _ALONE, _BESIDE = 0.05, 0.5
@@ -96,3 +97,14 @@ def lost_to_computation(transfers: pl.DataFrame) -> dict[int, float]:
         if mean > STANDARD_ERRORS * error:
             made[int(str(rank))] = min(mean, 1.0)
     return made
+
+
+def uneven_share(context: Context, event: Ints) -> Floats:
+    """By what share of itself is each transfer longer than the median of its like? Shape as given."""
+    length = pl.col("end_ns") - pl.col("transfer_start_ns")
+    like = ["communicator", "group_size", "kind", "bytes"]
+    known = context.timed.filter(length > 0)
+    longer = known.select((1 - length.median().over(like) / length).clip(lower_bound=0)).to_series()
+    share = np.zeros(context.trace.events.height)
+    share[known["event"].to_numpy()] = longer.to_numpy()
+    return share[event]

@@ -10,9 +10,9 @@ from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import Case, rate_of
+from nsysddp.questions.diagnosis.competing import uneven_share
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.rules import UNRESOLVED
-from nsysddp.questions.diagnosis.transfers import uneven_share
 
 if TYPE_CHECKING:
     from nsysddp.questions import Context
@@ -169,7 +169,7 @@ def costs_of(
                 "rank": case.rank,
                 "phase": case.phase,
                 "claim": case.claim(facts),
-                "try_next": case.advice(),
+                "try_next": case.advice(facts),
                 "refuted_by": case.cause.refuted_by,
             }
         )

@@ -54,7 +54,7 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
     rows = []
-    for rank, part in stopped_transfers(context, facts.own.longer, parts):
+    for rank, part in stopped_transfers(context, facts.stopped, parts):
         taken = np.where(np.isin(cause, MOVING), np.minimum(np.rint(part).astype(np.int64), left), 0)
         left -= taken
         of_rank = base.with_columns(cause=pl.lit("straggler"), rank=pl.lit(rank, pl.Int64))

@@ -7,13 +7,13 @@ with it, so what such transfers last longer than their like is that rank's too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from nsysddp.questions.diagnosis.transfers import uneven_share
+from nsysddp.questions.diagnosis.competing import uneven_share
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ def stopped_ranks(runs: pl.DataFrame) -> list[int]:
     )
 
 
-def _runs(context: Context, longer: pl.DataFrame) -> pl.DataFrame:
+def runs_of(context: Context, longer: pl.DataFrame) -> pl.DataFrame:
     """Of the own parts of events those that are not the gaps ahead of them: rank, own and longer time."""
     event = longer["event"].to_numpy()
     start, end = (context.trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
@@ -68,13 +68,12 @@ def _runs(context: Context, longer: pl.DataFrame) -> pl.DataFrame:
 
 
 def stopped_transfers(
-    context: Context, longer: pl.DataFrame, parts: pl.DataFrame
+    context: Context, ranks: Sequence[int], parts: pl.DataFrame
 ) -> Iterator[tuple[int, Floats]]:
     """Per stopped rank how much of each part of a path is a transfer's that was stopped with it, ns; shape (parts,).
 
     What transfers without it exceed their like by on average is not its doing.
     """
-    ranks = stopped_ranks(_runs(context, longer))
     if not ranks:
         return
     timed = context.timed.filter(pl.col("collective_id").is_not_null())

@@ -74,17 +74,6 @@ def transfer_causes(context: Context, facts: Facts, transfers: pl.DataFrame) -> 
     return made
 
 
-def uneven_share(context: Context, event: Ints) -> Floats:
-    """By what share of itself is each transfer longer than the median of its like? Shape as given."""
-    length = pl.col("end_ns") - pl.col("transfer_start_ns")
-    like = ["communicator", "group_size", "kind", "bytes"]
-    known = context.timed.filter(length > 0)
-    longer = known.select((1 - length.median().over(like) / length).clip(lower_bound=0)).to_series()
-    share = np.zeros(context.trace.events.height)
-    share[known["event"].to_numpy()] = longer.to_numpy()
-    return share[event]
-
-
 def gathers_without_prefetch(context: Context) -> NDArray[np.bool_]:
     """Which all-gathers had to wait for the very computation that they could run beside? Shape (events,).
 

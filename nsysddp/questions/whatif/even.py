@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.replay import ODD_NS, Draft, Program
+from nsysddp.dependencies.draft import Draft
+from nsysddp.dependencies.replay import ODD_NS, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

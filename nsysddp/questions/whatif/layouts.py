@@ -10,12 +10,13 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies import replay
+from nsysddp.dependencies.draft import Draft
 from nsysddp.model.errors import CannotTell, UsageError
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
-from nsysddp.questions.whatif.scenarios import nothing
+from nsysddp.questions.whatif.scenarios import nothing, why_unchanged
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -167,11 +168,13 @@ class _Remodel:
         reach = np.append(ratios, 1.0) if stays else ratios
         self.made[scenario] = _Made(ratios, stays, middle)
         error = self._miss * min(1.0, max(MISSED_AT_LEAST, 2 * abs(middle - 1)))
+        is_captured = [list(one) for one in layout] == [list(one) for one in self.layout]
+        why = "these are the captured buckets" if is_captured else why_unchanged(self.model, middle)
         return self.model.predicted(scenario, middle, reach.tolist(), error) | {
             "buckets": len(layout),
             "last_bucket_bytes": self._bytes(layout)[-1],
-            "is_captured": [list(one) for one in layout] == [list(one) for one in self.layout],
-            "reason": "; ".join(self._limits(layout, stays)) or None,
+            "is_captured": is_captured,
+            "reason": "; ".join(filter(None, (why, *self._limits(layout, stays)))) or None,
         }
 
     def _bytes(self, layout: Layout) -> list[int]:
@@ -244,7 +247,7 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     step = model.context.attribution.step
     communication = np.zeros(model.program.duration.size, dtype=bool)
     communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
-    draft = replay.Draft(model.program)
+    draft = Draft(model.program)
     found = False
     for backward in buckets.backwards:
         first, last = trace.rows_of(backward.rank)

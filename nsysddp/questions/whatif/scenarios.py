@@ -186,8 +186,13 @@ def _without_contention(model: Model) -> dict[str, object]:
 
 def _reason(model: Model, mean_ns: float, doubt: str | None) -> str | None:
     """Why the step does not change, if it does not; and what limits the prediction."""
-    if abs(mean_ns / model.unchanged_ns - 1) >= _NO_CHANGE:
-        return doubt
+    return "; ".join(filter(None, (why_unchanged(model, mean_ns / model.unchanged_ns), doubt))) or None
+
+
+def why_unchanged(model: Model, ratio: float) -> str | None:
+    """What bounds a step that is ``ratio`` of the unchanged one; None if it changes."""
+    if abs(ratio - 1) >= _NO_CHANGE:
+        return None
     path = model.steps.mean(model.recorded)
     host, sent = model.on_path(HOST_KINDS), model.on_path(("transfer", "unmatched_communication"))
     worked = model.on_path(("compute", "spin"))
@@ -196,4 +201,4 @@ def _reason(model: Model, mean_ns: float, doubt: str | None) -> str | None:
         if host >= worked
         else f"computation bounds the step: it is {ms(worked):.3f} of {ms(path):.3f} ms of the critical path"
     )
-    return f"{what}, communication {ms(sent):.3f} ms" + (f"; {doubt}" if doubt else "")
+    return f"{what}, communication {ms(sent):.3f} ms"

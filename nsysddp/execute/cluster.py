@@ -1,0 +1,101 @@
+"""Work on the workers of a dask scheduler, or of one that is started here (``local:N``)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsysddp.execute.executor import IN_FLIGHT, KILLED, NO_MEMORY, Lost
+from nsysddp.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_LOCAL = re.compile(r"local:([1-9]\d{0,3})")
+_CONNECT_S = 30
+
+
+class Cluster:
+    """The workers of a dask scheduler.
+
+    Args:
+        address: of the scheduler (``tcp://host:8786``); ``local:N`` starts N workers on this machine.
+
+    Raises:
+        UsageError: dask.distributed is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import distributed  # noqa: F401 - only whether it is there
+        except ImportError:
+            raise UsageError(
+                "--scheduler needs dask.distributed", do="pip install 'nsysddp[cluster]'"
+            ) from None
+        self.address = address
+
+    def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
+        """As of ``Executor``; dask itself tries again what was lost with a worker."""
+        from distributed import as_completed
+        from distributed.scheduler import KilledWorker
+
+        results: dict[int, T | Lost] = {}
+        numbers: dict[Any, int] = {}
+        todo = iter(range(len(tasks)))
+
+        with self._client() as client:
+
+            def submit(number: int) -> object:
+                future = client.submit(work, tasks[number], pure=False, retries=1)
+                numbers[future.key] = number
+                return future
+
+            at_once = IN_FLIGHT * max(1, sum(client.nthreads().values()))
+            waiting = as_completed([submit(number) for number in islice(todo, at_once)])
+            for future in waiting:
+                number = numbers.pop(future.key)
+                try:
+                    results[number] = future.result()
+                except KilledWorker:
+                    results[number] = Lost(KILLED)
+                except MemoryError:
+                    results[number] = Lost(NO_MEMORY)
+                done(tasks[number])
+                following = next(todo, None)
+                if following is not None:
+                    waiting.add(submit(following))
+        return [results[number] for number in range(len(tasks))]
+
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        from distributed import Client, LocalCluster
+
+        local = _LOCAL.fullmatch(self.address)
+        if local:
+            quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+            with (
+                LocalCluster(n_workers=int(local[1]), threads_per_worker=1, **quiet) as cluster,
+                Client(cluster) as client,
+            ):
+                yield client
+            return
+        try:
+            client = Client(self.address, timeout=_CONNECT_S)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"no scheduler answers at {self.address} ({type(error).__name__})",
+                do="start one with `dask scheduler` and `dask worker`, or give local:N",
+            ) from None
+        with client:
+            if not client.scheduler_info()["workers"]:
+                raise UsageError(
+                    f"the scheduler at {self.address} has no workers", do="start some with `dask worker`"
+                )
+            yield client

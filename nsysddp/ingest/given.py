@@ -1,0 +1,82 @@
+"""Which reports does somebody mean: files, folders of them, patterns, and lists (``@FILE``).
+
+Standard library only: it is asked before the libraries that read reports are imported.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+
+from nsysddp.ingest.columnar import exports_in, is_export
+from nsysddp.model.errors import UsageError
+from nsysddp.model.inputs import read_text
+from nsysddp.model.names import natural, visible
+
+_EXPORTED = (".sqlite", ".sqlite.gz", ".sqlite.zst")
+_CAPTURED = (".nsys-rep", ".nsys-rep.gz", ".nsys-rep.zst")
+
+
+def reports_given(paths: Iterable[Path]) -> list[Path]:
+    """All reports that these stand for, in the order in which they are given."""
+    return [report for path in paths for report in reports_of(path)]
+
+
+def reports_of(path: Path) -> list[Path]:
+    """The reports that one path stands for, in natural order.
+
+    Of a folder these are the exports and reports in it (of a report and its export, the export), of ``@FILE`` what its
+    lines stand for (relative to its folder; ``#`` begins a remark), of a pattern what matches it. A path that is none
+    of these stands for itself, whether it can be read or not.
+
+    Raises:
+        UsageError: a list cannot be read, holds a list, or nothing matches a pattern.
+    """
+    if str(path).startswith("@"):
+        return _listed(Path(str(path)[1:]))
+    if path.is_dir() and not is_export(path):
+        return _in_folder(path) or [path]
+    if glob.has_magic(str(path)) and not path.exists():
+        found = sorted(glob.glob(str(path), recursive=True), key=natural)  # noqa: PTH207 - of any base
+        if not found:
+            raise UsageError(f"nothing matches {visible(path.name)}")
+        return [report for one in found for report in reports_of(Path(one))]
+    return [path]
+
+
+def _listed(path: Path) -> list[Path]:
+    try:
+        lines = [line.strip() for line in read_text(path).splitlines()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(f"the list cannot be read: {reason}", file=path) from error
+    named = [line for line in lines if line and not line.startswith("#")]
+    if not named:
+        raise UsageError("the list names no report", file=path)
+    for line in named:
+        if line.startswith("@"):
+            raise UsageError("a list names reports, not lists", file=path, do="write ./@name if it is a file")
+    return reports_given(path.parent / line for line in named)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The exports in a folder, and the reports in it that have none beside them."""
+    try:
+        files = [file for file in folder.iterdir() if file.is_file()]
+    except OSError:
+        return []
+    exports = [*exports_in(folder), *(file for file in files if file.name.lower().endswith(_EXPORTED))]
+    known = {_stem(export) for export in exports}
+    captured = (file for file in files if file.name.lower().endswith(_CAPTURED))
+    reports = [file for file in captured if _stem(file) not in known]
+    return sorted([*exports, *reports], key=lambda path: natural(path.name))
+
+
+def _stem(path: Path) -> str:
+    """The name without what says in which form it is: that of a report and of its exports is one."""
+    name = path.name
+    for ending in (*_EXPORTED, *_CAPTURED, "_parquetdir", "_pqtdir", "_arwdir", ".parquetdir", ".arrowdir"):
+        if name.lower().endswith(ending):
+            return name[: -len(ending)]
+    return name

@@ -1,0 +1,233 @@
+"""Runs of many reports: one answer wherever and in whatever order they are read, and nothing lost in silence."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import unlucky
+from command import Ran, run
+from polars.testing import assert_frame_equal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+from many import reports
+
+from nsysddp.ingest import kept
+from nsysddp.join.load import load
+from nsysddp.model.errors import NotAReport, UsageError
+from nsysddp.model.trace import Trace
+
+EVERYTHING = {"launches": True, "host_calls": True, "shapes": True, "metrics": True}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine reports of two hosts; do not write to them."""
+    folder = tmp_path_factory.mktemp("run")
+    reports(folder, 9, 200)
+    return folder
+
+
+@pytest.fixture
+def run_of_nine(made: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def analyze(*argv: str | Path) -> Ran:
+    return run("analyze", *argv, "--format", "json")
+
+
+def document(ran: Ran, code: int = 0) -> dict[str, Any]:
+    assert ran.code == code, ran.err
+    made: dict[str, Any] = json.loads(ran.out)
+    return made
+
+
+def frames(trace: Trace) -> dict[str, pl.DataFrame]:
+    return {name: value for name, value in vars(trace).items() if isinstance(value, pl.DataFrame)}
+
+
+def test_one_answer_wherever_and_in_whatever_order_reports_are_read(made: Path, tmp_path: Path) -> None:
+    files = sorted(made.glob("*.sqlite"))
+    shuffled = random.Random(5).sample(files, len(files))
+    right = analyze(*files, "--jobs", "1").out
+    cache = tmp_path / "cache"
+    for argv in (
+        [*shuffled, "--jobs", "1"],
+        [made, "--jobs", "2"],
+        [*shuffled, "--jobs", "2", "--cache", cache],
+        [*reversed(files), "--cache", cache],
+        [*shuffled, "--scheduler", "local:2"],
+        [*files, "--scheduler", "local:2", "--cache", cache],
+    ):
+        assert analyze(*argv).out == right
+
+
+def test_every_frame_is_the_same_from_another_process(made: Path, tmp_path: Path) -> None:
+    expected = load(made, **EVERYTHING)
+    for found in (load(made, **EVERYTHING, jobs=2), load(made, **EVERYTHING, cache=tmp_path / "cache")):
+        assert found.inputs == expected.inputs
+        assert found.warnings == expected.warnings
+        assert frames(found).keys() == frames(expected).keys()
+        for name, frame in frames(expected).items():
+            assert_frame_equal(frames(found)[name], frame)
+    for asked in ({"launches": False}, {"launches": False, "shapes": True}):
+        expected, found = load(made, **asked), load(made, **asked, jobs=2)
+        for name, frame in frames(expected).items():
+            assert_frame_equal(frames(found)[name], frame)
+
+
+@pytest.mark.parametrize("where", [["--jobs", "1"], ["--jobs", "2"], ["--scheduler", "local:2"]], ids=str)
+def test_an_unreadable_report_is_named_and_the_rest_is_answered(run_of_nine: Path, where: list[str]) -> None:
+    broken = run_of_nine / "rank0004.sqlite"
+    broken.write_bytes(broken.read_bytes()[:5000])
+    found = document(analyze(run_of_nine, *where), 8)
+    (missing,) = found["missing"]
+    assert (missing["name"], missing["rank"]) == ("rank0004.sqlite", 4)
+    assert "truncated" in missing["reason"]
+    assert found["findings"][0]["code"] == "report_missing"
+    assert "rank0004.sqlite (rank 4)" in found["findings"][0]["message"]
+    assert "report_missing" in {one["code"] for one in found["warnings"]}
+    assert [row["rank"] for row in found["tables"]["rank"]] == [0, 1, 2, 3, 5, 6, 7, 8]
+    # Nothing in the reports says how many ranks there are, and still the eight are not taken for all of them.
+    assert {row["match"] for row in found["tables"]["collective"]} == {
+        "unmatched:ranks of the communicator are missing"
+    }
+    assert all(row["exposed_wait_ns"] is None for row in found["tables"]["overlap"])
+    strict = run("analyze", run_of_nine, "--strict", *where)
+    assert strict.code == 3
+    assert "rank0004.sqlite" in strict.line
+
+
+def test_every_question_says_first_what_is_missing(run_of_nine: Path) -> None:
+    (run_of_nine / "rank0002.sqlite").write_bytes(b"")
+    for question in ("critical-path", "diagnose", "idle", "buckets", "contention", "whatif"):
+        found = document(run(question, run_of_nine, "--format", "json"), 8)
+        assert found["findings"][0]["code"] == "report_missing", question
+        assert found["missing"][0]["name"] == "rank0002.sqlite"
+        assert run(question, run_of_nine).code == 8
+
+
+def test_where_no_report_can_be_read_the_first_one_is_refused(tmp_path: Path) -> None:
+    for name in ("rank1.sqlite", "rank0.sqlite"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+    ran = run("analyze", tmp_path)
+    assert ran.code == 3
+    assert "rank0.sqlite" in ran.line
+    with pytest.raises(NotAReport):
+        load(tmp_path, strict=False)
+
+
+@pytest.mark.parametrize("where", [["--jobs", "2"], ["--scheduler", "local:2"]], ids=str)
+def test_dying_workers_and_a_lack_of_memory(
+    run_of_nine: Path, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = analyze(run_of_nine, "--jobs", "1").out
+    monkeypatch.setattr("nsysddp.join.parts.make", unlucky.make)
+    (run_of_nine / "rank0003.sqlite.killed-once").mkdir()
+    (run_of_nine / "rank0006.sqlite.memory-once").mkdir()
+    assert analyze(run_of_nine, *where).out == right
+    (run_of_nine / "rank0005.sqlite.killed-always").mkdir()
+    (run_of_nine / "rank0001.sqlite.memory-always").mkdir()
+    found = document(analyze(run_of_nine, *where), 8)
+    assert [(one["name"], one["rank"]) for one in found["missing"]] == [
+        ("rank0001.sqlite", 1),
+        ("rank0005.sqlite", 5),
+    ]
+    assert "memory" in found["missing"][0]["reason"]
+    assert "killed" in found["missing"][1]["reason"]
+    assert [row["rank"] for row in found["tables"]["rank"]] == [0, 2, 3, 4, 6, 7, 8]
+
+
+def test_a_cache_is_used_and_never_believed_without_its_hash(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    argv = [made, "--jobs", "1", "--cache", cache]
+    right = analyze(made, "--jobs", "1").out
+    assert analyze(*argv).out == right
+    entries = sorted(cache.rglob("*.part"))
+    assert len(entries) == 9
+    assert not list(cache.rglob(".nsysddp*"))
+    for path in entries:
+        assert kept.is_intact(kept.opened(path), path.stem)
+    whole = {path: path.read_bytes() for path in entries}
+    changed = bytearray(whole[entries[0]])
+    changed[len(changed) // 2] ^= 1
+    entries[0].write_bytes(changed)
+    entries[1].write_bytes(whole[entries[1]][:-9])
+    entries[2].write_bytes(b"")
+    entries[3].write_bytes(whole[entries[4]])  # another report's, whole
+    longer = bytearray(whole[entries[5]])
+    longer[48] ^= 1  # where the header begins
+    entries[5].write_bytes(longer)
+    assert analyze(*argv).out == right
+    assert {path: path.read_bytes() for path in entries} == whole
+    monkeypatch.setattr("nsysddp.ingest.reading.read", None)  # nothing is read again
+    assert analyze(*argv).out == right
+
+
+def test_what_a_cache_is_asked_for_decides_what_is_found(made: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for asked in ({}, {"launches": False}, {"host_calls": True}, {"step_pattern": "none"}):
+        found, expected = load(made, **asked, cache=cache), load(made, **asked)
+        assert frames(found).keys() == frames(expected).keys()
+        for name, frame in frames(expected).items():
+            assert_frame_equal(frames(found)[name], frame)
+    assert len(list(cache.rglob("*.part"))) == 4 * 9
+    renamed = shutil.copy(made / "rank0001.sqlite", tmp_path / "rank0077.sqlite")
+    assert load(renamed, cache=cache).ranks["rank"].to_list() == [77]
+
+
+def _answer(folder: Path, cache: Path) -> str:
+    return analyze(folder, "--jobs", "1", "--cache", cache).out
+
+
+def test_two_runs_share_a_cache_at_once(made: Path, tmp_path: Path) -> None:
+    right = analyze(made, "--jobs", "1").out
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        answers = [pool.submit(_answer, made, tmp_path / "cache") for _ in range(2)]
+        assert [answer.result() for answer in answers] == [right, right]
+    assert len(list((tmp_path / "cache").rglob("*.part"))) == 9
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = run("analyze", made, "--cache", tmp_path / "file" / "cache")
+    assert ran.code == 2
+    assert "the cache cache cannot be written" in ran.line
+    with pytest.raises(UsageError, match="cannot be written"):
+        load(made, cache=tmp_path / "file" / "cache", jobs=2)
+
+
+def test_folders_patterns_and_lists_are_reports(run_of_nine: Path, tmp_path: Path) -> None:
+    right = analyze(*sorted(run_of_nine.glob("*.sqlite")), "--jobs", "1").out
+    (run_of_nine / "rank0000.nsys-rep").write_bytes(b"the report that was exported")
+    (run_of_nine / "notes.txt").write_text("no report")
+    listed = run_of_nine / "list"
+    listed.write_text("# all of them\nrank000[0-4].sqlite\n\nrank0005.sqlite\nrank000[6-9].sqlite\n")
+    for given in (run_of_nine, run_of_nine / "rank*.sqlite", f"@{listed}"):
+        assert analyze(given, "--jobs", "1").out == right
+    for given, said in (
+        (run_of_nine / "none*.sqlite", "nothing matches none*.sqlite"),
+        (f"@{tmp_path / 'absent'}", "the list cannot be read"),
+        (f"@{run_of_nine / 'empty'}", "names no report"),
+        (f"@{run_of_nine / 'nested'}", "not lists"),
+    ):
+        (run_of_nine / "empty").write_text("# nothing\n")
+        (run_of_nine / "nested").write_text("@list\n")
+        ran = run("analyze", given)
+        assert ran.code == 2
+        assert said in ran.line
+    twice = run("analyze", run_of_nine, run_of_nine / "rank0003.sqlite")
+    assert twice.code == 5
+    assert "rank0003.sqlite is given twice" in twice.line
