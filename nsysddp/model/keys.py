@@ -43,8 +43,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "pipeline_stage": ("rank", "step_index"),
     "expert_wait": ("group", "rank"),
     "slack_role": ("role",),
-    "late": ("what", "ranks", "host", "kind", "part", "since_index"),
-    "lateness": _WINDOW,
     "whatif": ("scenario",),
     "whatif_replay": ("step_index",),
     "whatif_link": ("kind", "group_size"),
