@@ -267,5 +267,6 @@ QUESTION = Question(
         "no_straggler_known": "why nothing can be said of late ranks",
     },
     reads=frozenset({"launches"}),
+    examples=("report.sqlite", "node0.sqlite node1.sqlite --table lateness --format csv"),
     whole_steps=True,
 )
