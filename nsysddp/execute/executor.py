@@ -37,6 +37,9 @@ class Lost:
     reason: str
 
 
+_ALONE = 2
+"""Times that a task is tried with no other beside it: that it was in flight when a process died says nothing of it."""
+
 KILLED = "the process that worked on it was killed, twice (a signal, or the system ran out of memory)"
 NO_MEMORY = "the process that worked on it had not enough memory, alone too"
 
@@ -87,9 +90,13 @@ class Processes:
         todo, failed = deque(range(len(tasks))), []
         while todo:
             failed += _run(work, tasks, todo, min(self.jobs, len(todo)), keep)
-        for number, _ in failed:
-            alone = deque([number])
-            for _, reason in _run(work, tasks, alone, 1, keep):
+        for number, reason in failed:
+            for _ in range(_ALONE):
+                again = _run(work, tasks, deque([number]), 1, keep)
+                if not again:
+                    break
+                reason = again[0][1]
+            else:
                 keep(number, Lost(reason))
         return [results[number] for number in range(len(tasks))]
 
