@@ -185,7 +185,7 @@ def test_what_a_cache_is_asked_for_decides_what_is_found(made: Path, tmp_path: P
             assert_frame_equal(frames(found)[name], frame)
     assert len(list(cache.rglob("*.part"))) == 4 * 9
     renamed = shutil.copy(made / "rank0001.sqlite", tmp_path / "rank0077.sqlite")
-    assert load(renamed, cache=cache).ranks["rank"].to_list() == [77]
+    assert load(renamed, cache=str(cache)).ranks["rank"].to_list() == [77]
 
 
 def _answer(folder: Path, cache: Path) -> str:

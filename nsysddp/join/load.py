@@ -54,7 +54,7 @@ def load(
     jobs: int | None = 1,
     scheduler: str | None = None,
     place: Place | None = None,
-    cache: Path | None = None,
+    cache: str | Path | None = None,
     strict: bool = True,
     progress: Progress | None = None,
 ) -> Trace:
@@ -106,7 +106,9 @@ def load(
     )
     wanted.check()
     where = place or Place.of(jobs, scheduler, paths)
-    parts, missing = read_all(paths, wanted, where, cache=cache, strict=strict, progress=progress)
+    parts, missing = read_all(
+        paths, wanted, where, cache=Path(cache) if cache else None, strict=strict, progress=progress
+    )
     put_on_axis(parts)
     return _Run(parts, missing, wanted, Notes(), clock_tolerance_ns).trace()
 
