@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import sqlite3
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,6 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 import unlucky
+from builder import Export
 from command import Ran, run
 from polars.testing import assert_frame_equal
 
@@ -231,3 +234,63 @@ def test_folders_patterns_and_lists_are_reports(run_of_nine: Path, tmp_path: Pat
     twice = run("analyze", run_of_nine, run_of_nine / "rank0003.sqlite")
     assert twice.code == 5
     assert "rank0003.sqlite is given twice" in twice.line
+
+
+def ranked(
+    rank: int, *, size: int, communicator: int, utc_epoch_ns: int = 1_795_972_367_577_878_054
+) -> Export:
+    export = Export(utc_epoch_ns=utc_epoch_ns)
+    process = export.process(pid=100 + rank, device=rank, env={"RANK": str(rank), "WORLD_SIZE": str(size)})
+    process.range("step 0", 0, 20)
+    process.kernel("sgemm", 7, (0, 4 + rank))
+    process.nccl("AllReduce", 17, (4 + rank, 9), bytes=1 << 20, communicator=communicator)
+    return export
+
+
+def test_reports_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
+    now = 1_795_972_367_577_878_054
+    cases = {
+        "two_jobs": ([(8, 5, now)] * 3 + [(16, 6, now)], "rank3.sqlite is of another run", "8 and 16 ranks"),
+        "two_times": (
+            [(8, 5, now)] * 2 + [(8, 6, now + 10**12)],
+            "rank2.sqlite is of another run",
+            "1,000 s apart",
+        ),
+        "groups": ([(8, 5, now)] * 2 + [(8, 6, now)] * 2, None, None),
+        "wrong_clock": ([(8, 5, now), (8, 5, now + 10**12)], None, None),
+        "groups_apart_a_little": ([(8, 5, now)] * 2 + [(8, 6, now + 3 * 10**9)] * 2, None, None),
+    }
+    for name, (made, who, why) in cases.items():
+        (tmp_path / name).mkdir()
+        for rank, (size, communicator, utc) in enumerate(made):
+            export = ranked(rank, size=size, communicator=communicator, utc_epoch_ns=utc)
+            export.write(tmp_path / name / f"rank{rank}.sqlite")
+        ran = run("analyze", tmp_path / name)
+        if who is None or why is None:
+            assert ran.code == 0, ran.err
+        else:
+            assert ran.code == 5, name
+            assert who in ran.line
+            assert why in ran.line
+
+
+def test_a_report_that_was_cut_short_is_compared_on_the_common_part_and_named(run_of_nine: Path) -> None:
+    whole = document(analyze(run_of_nine, "--jobs", "1"))
+    with contextlib.closing(sqlite3.connect(run_of_nine / "rank0005.sqlite")) as db:
+        ((middle,),) = db.execute("SELECT (min(start) + max(end)) / 2 FROM CUPTI_ACTIVITY_KIND_KERNEL")
+        for table in ("KERNEL", "RUNTIME", "MEMCPY", "MEMSET"):
+            db.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table} WHERE start > ?", (middle,))
+        db.execute("DELETE FROM NVTX_EVENTS WHERE start > ?", (middle,))
+        db.commit()
+    found = document(analyze(run_of_nine, "--jobs", "1"))
+    assert "cut_short" not in {one["code"] for one in whole["warnings"]}
+    (said,) = (one for one in found["warnings"] if one["code"] == "cut_short")
+    assert said["count"] == 1
+    assert "rank0005.sqlite" in said["message"]
+    # Only counts: the clock of the other host is found from fewer collectives, so that its arrivals lie elsewhere.
+    first = [row for row in found["tables"]["overlap"] if row["step_index"] == 0]
+    assert len(first) == 9
+    assert all(row["exposed_wait_ns"] is not None for row in first)
+    last = [row for row in found["tables"]["overlap"] if row["step_index"] == 3]
+    assert len(last) == 8
+    assert all(row["exposed_wait_ns"] is None for row in last)

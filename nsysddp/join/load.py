@@ -23,6 +23,7 @@ from nsysddp.join.kernels import ALL_KINDS, Kernels
 from nsysddp.join.match import Matched, match
 from nsysddp.join.parts import in_order, read_all
 from nsysddp.join.ranks import Ranks, put_on_axis
+from nsysddp.join.runs import refuse_several_runs
 from nsysddp.join.sharing import shared_gpus
 from nsysddp.model import schema
 from nsysddp.model.classify import Rules, load_rules
@@ -36,6 +37,9 @@ NOTABLE_CORRECTION_NS = 1_000_000
 
 _MOST_NAMED = 8
 """Missing reports that a sentence names; the document names all."""
+
+_CUT_SHORT = 0.1
+"""A report that ends earlier than the others by more than this part of the run was cut short."""
 
 DEFAULT_TOLERANCE_NS = 100 * NS_PER_US
 
@@ -136,6 +140,7 @@ class _Run:
         step_pattern = named.step_pattern(self.wanted.steps[0])
         ranges, operations = ranges_and_operations(self.parts)
         ranks = Ranks(self.parts, ranges, self.notes, len(self.missing))
+        refuse_several_runs(self.parts, operations, ranks.world_sizes)
         events = Events(self.parts, ranks, self.wanted.rules, self.notes)
         events.count_copies_of_nccl(operations)
         matched = self._match(events, operations, ranks)
@@ -152,8 +157,10 @@ class _Run:
         def table(name: str, form: schema.Table) -> pl.DataFrame | None:
             return host_table(self.parts, name, form, offsets) if self.wanted.host_calls else None
 
+        of_ranks = ranks.table(frame, events.names, offsets)
+        self._say_cut_short(of_ranks, collectives)
         made = Trace(
-            ranks=ranks.table(frame, events.names, offsets),
+            ranks=of_ranks,
             processes=processes,
             events=frame,
             names=schema.NAMES.check(events.names),
@@ -191,6 +198,22 @@ class _Run:
             len(named),
             f"{len(named)} of {len(named) + len(self.parts)} reports could not be read, and nothing here is about "
             f"them: {'; '.join(named[:_MOST_NAMED])}{more}",
+        )
+
+    def _say_cut_short(self, ranks: pl.DataFrame, collectives: pl.DataFrame) -> None:
+        """Name the reports that end long before the others, where collectives of the others miss them."""
+        missed = collectives.filter(pl.col("match") == "unmatched:missing on a rank").height
+        reach = int(ranks["last_ns"].max() or 0)  # type: ignore[arg-type]
+        span = reach - int(ranks["first_ns"].min() or 0)  # type: ignore[arg-type]
+        short = ranks.filter(reach - pl.col("last_ns") > _CUT_SHORT * span)
+        names = short["report"].unique(maintain_order=True).to_list()
+        earliest = reach - int(short["last_ns"].min() or 0)  # type: ignore[arg-type]
+        self.notes.warn(
+            "cut_short",
+            len(names) if missed else 0,
+            f"reports that end before the others: {', '.join(names[:_MOST_NAMED])}"
+            f"{', ...' if len(names) > _MOST_NAMED else ''} (by up to {earliest / 1e6:.1f} ms); collectives are "
+            "compared on the part that all ranks share",
         )
 
     def _match(self, events: Events, operations: pl.DataFrame, ranks: Ranks) -> Matched:

@@ -124,6 +124,15 @@ class Ranks:
             sizes.append(len(self.lanes) + len(self.silent) + self.missing)
         return max(sizes, default=None)
 
+    @property
+    def world_sizes(self) -> dict[int, set[int]]:
+        """Report to the sizes of the job that its ranks name."""
+        sizes: dict[int, set[int]] = defaultdict(set)
+        for lane in self.lanes:
+            if lane.world_size is not None:
+                sizes[lane.report].add(lane.world_size)
+        return sizes
+
     def _ranked(self, ranges: pl.DataFrame) -> list[Lane]:
         marks: dict[int, list[RankMark]] = defaultdict(list)
         for process, text in ranges.select("process", "text").iter_rows():
