@@ -315,7 +315,7 @@ def limit(seconds: int) -> Iterator[None]:
 
 
 RULES = load_rules()
-OVERLAP = next(one for one in ANALYSES if one.table == "overlap")
+OVERLAP = next(one for one in ANALYSES if one.table.name == "overlap")
 
 
 def told_by_oracle(path: Path) -> list[list[Any]]:
