@@ -46,7 +46,7 @@ def test_a_running_maximum_within_groups_is_exact(seed: int) -> None:
 
 
 _TOGETHER = (
-    ("nsysddp.questions.critical_path._NODES_AT_A_TIME", 7),
+    ("nsysddp.questions.critical_path.walk._NODES_AT_A_TIME", 7),
     ("nsysddp.dependencies.condensed._NODES_AT_A_TIME", 7),
     ("nsysddp.questions.own_time._EVENTS_AT_A_TIME", 7),
     ("nsysddp.questions.whatif.even._EVENTS_AT_A_TIME", 7),
