@@ -35,8 +35,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "report node0.sqlite node1.sqlite --steps 1:3 -o two_steps.html",
     ),
     "export": (
-        "export report.sqlite --perfetto run.pftrace",
-        "export report.sqlite --steps 1:2 --perfetto one_step.pftrace",
+        "export report.sqlite -o run.pftrace",
+        "export report.sqlite --steps 1:2 -o one_step.pftrace",
     ),
     "redact": (
         "redact report.sqlite -o shared.sqlite",

@@ -69,6 +69,7 @@ def _run(analyze: Mapping[str, Any]) -> dict[str, Any]:
             "settings": {"type": ["object", "null"]},
             "measured": {"type": "object", "additionalProperties": listed({"type": "number"})},
             "inputs": analyze["inputs"],
+            "missing": analyze["missing"],
             "tables": record(tables, optional=(PATH_STEP.name, PATH_KIND.name)),
             "findings": analyze["findings"],
             "assumptions": analyze["assumptions"],

@@ -279,6 +279,7 @@ QUESTION = Question(
     shown=PIPELINE_STAGE.name,
     reads=frozenset({"launches"}),
     whole_steps=True,
+    examples=("report.sqlite", "node0.sqlite node1.sqlite --table expert_wait"),
     findings={
         "pipeline_bubble": "the stage that stands in bubbles longest, and in which part of the step",
         "expert_wait": "what all-to-alls wait for: ranks with more load, or late ones",
