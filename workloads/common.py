@@ -121,6 +121,7 @@ def joined(options: argparse.ArgumentParser, argv: Sequence[str] | None = None) 
     try:
         yield Job(dist.get_rank(), dist.get_world_size(), backend, device, args)
     finally:
+        gc.collect()  # a DDP module outlives its frame in cycles; one that outlives its group can abort the process
         dist.destroy_process_group()
 
 
