@@ -201,7 +201,7 @@ class _Run:
         )
 
     def _say_cut_short(self, ranks: pl.DataFrame, collectives: pl.DataFrame) -> None:
-        """Name the reports that end long before the others, where collectives of the others miss them."""
+        """Name the reports of ranks that end long before the others, where collectives of the others miss them."""
         missed = collectives.filter(pl.col("match") == "unmatched:missing on a rank").height
         reach = int(ranks["last_ns"].max() or 0)  # type: ignore[arg-type]
         span = reach - int(ranks["first_ns"].min() or 0)  # type: ignore[arg-type]
@@ -210,8 +210,8 @@ class _Run:
         earliest = reach - int(short["last_ns"].min() or 0)  # type: ignore[arg-type]
         self.notes.warn(
             "cut_short",
-            len(names) if missed else 0,
-            f"reports that end before the others: {', '.join(names[:_MOST_NAMED])}"
+            short.height if missed else 0,
+            f"reports of ranks that end before the others: {', '.join(names[:_MOST_NAMED])}"
             f"{', ...' if len(names) > _MOST_NAMED else ''} (by up to {earliest / 1e6:.1f} ms); collectives are "
             "compared on the part that all ranks share",
         )

@@ -18,7 +18,7 @@ WARNING_CODES: dict[str, str] = {
     "no_steps": "there are no step ranges, or no launches; the whole capture is one window",
     "observer_effect": "variables of the captured environment that change what is measured; no value is shown",
     "payloads_skipped": "NVTX payloads whose schema is missing, ambiguous or malformed, or with numbers that cannot be",
-    "cut_short": "reports that end long before the others; collectives are compared on the part that all share",
+    "cut_short": "ranks that end long before the others; collectives are compared on the part that all share",
     "report_missing": "reports that could not be read; the answer is about the others",
     "rank_without_window": "ranks that launched nothing inside a step (asked for): no figure of steps holds them",
     "rank_beyond_world_size": "ranks whose numbers are not below the size of the job that they name",
