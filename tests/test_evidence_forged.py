@@ -65,7 +65,7 @@ def computed_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
             _PACKED[content] = packed(content)
         return _PACKED[content]
 
-    monkeypatch.setattr(bundle, "prepare", prepared)
+    monkeypatch.setattr(gathered, "prepare", prepared)
     monkeypatch.setattr(bundle, "build", built)
     monkeypatch.setattr(bundle, "_picture", drawn_once)
     monkeypatch.setattr(archive, "_packed", packed_once)

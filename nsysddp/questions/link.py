@@ -59,11 +59,6 @@ class Link:
         """Time of one collective of this size, in ns, rounded."""
         return round(self.latency_ns + self.ns_per_byte * size_bytes)
 
-    def latency_ratio(self, size_bytes: float) -> float:
-        """Share of latency in the time of this size: what merging it with another could save."""
-        whole = self.latency_ns + self.ns_per_byte * size_bytes
-        return self.latency_ns / whole if whole else 0.0
-
     @property
     def bandwidth_gbps(self) -> float | None:
         """Algorithm bandwidth of a very large message, decimal GB/s; None if the slope is 0."""

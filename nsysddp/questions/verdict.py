@@ -80,11 +80,11 @@ def verdict_of(context: Context) -> Finding | None:
 
 def own_lateness_of(context: Context) -> dict[int, float]:
     """How much longer each rank's own time is than its peers' in a steady window, ns; asked where it matters."""
-    steady: dict[int, list[int]] = {}
+    steps: dict[int, list[int]] = {}
     for window in context.windows.windows:
         if not window.is_warmup:
-            steady.setdefault(window.rank, []).append(window.step)
-    return own_lateness(context.trace, context.attribution, context.splits, steady)
+            steps.setdefault(window.rank, []).append(window.step)
+    return own_lateness(context.trace, context.attribution, context.splits, steps)
 
 
 def verdict(

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from nsysddp.questions.communicators.groups import Group, Groups
 
-ROLES = ("data", "shard", "replicate", "tensor", "pipeline", "expert", "world")
-"""What a group can be for; null is *not reported*."""
-
 _SMALL_BYTES = 1024
 """Reductions up to this are norms and losses (definitions, "Tail")."""
 
