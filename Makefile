@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Under CI every test of the suite must run: NSYSDDP_REQUIRE_ALL=1 turns a skip for a missing component into a failure.
 CORE := nsysddp/model/*.py,nsysddp/ingest/*.py,nsysddp/join/*.py,nsysddp/dependencies/*.py,nsysddp/questions/*.py
 
-.PHONY: demo reference docs test lint types imports unit coverage mutants format clean
+.PHONY: demo reference docs test lint types imports quick unit coverage mutants format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/nsysddp demo
@@ -19,6 +19,10 @@ $(VENV)/.base:
 
 $(VENV)/.demo: $(VENV)/.base pyproject.toml
 	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/.quick: $(VENV)/.demo pyproject.toml
+	$(BIN)/python -m pip install -q -e '.[dev,store,perfetto]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
@@ -38,6 +42,10 @@ imports: $(VENV)/.test
 
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report= --durations=15
+
+# Under two minutes on two cores, without torch and browser; what it leaves out, and why: FULL_ONLY in tests/conftest.py.
+quick: $(VENV)/.quick
+	$(BIN)/python -m pytest --quick -n 2 --dist loadfile
 
 coverage: $(VENV)/.test
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=92

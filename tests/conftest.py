@@ -19,6 +19,57 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 
 
+FULL_ONLY = {
+    "test_action.py": "starts the action's shell script and git",
+    "test_annotate.py": "torch",
+    "test_capture_real.py": "torch and nsys",
+    "test_capture_run.py": "starts and ends captures",
+    "test_causes_simulated.py": "simulates jobs",
+    "test_corruption.py": "thousands of damaged reports",
+    "test_ending.py": "starts commands and ends them by signals",
+    "test_baseline.py": "makes captures, with every question",
+    "test_clocks.py": "drawn clocks",
+    "test_evidence.py": "makes bundles",
+    "test_evidence_forged.py": "makes bundles, and forges every value of one",
+    "test_examples.py": "runs every example of every command",
+    "test_execute.py": "worker processes, and a cluster",
+    "test_folders.py": "every question on exports in all forms",
+    "test_hostile.py": "reports without end",
+    "test_html_browser.py": "a browser",
+    "test_many_reports.py": "jobs of many reports",
+    "test_notebooks.py": "Jupyter",
+    "test_planted_mistakes.py": "copies the project",
+    "test_properties.py": "drawn reports against a slow oracle",
+    "test_redact.py": "copies every kind of report",
+    "test_reducer_ddp.py": "torch",
+    "test_sides.py": "makes captures and bundles",
+    "test_simulation.py": "simulates jobs",
+    "test_stragglers.py": "simulates jobs",
+    "test_store_database.py": "a real server, and writers that are killed",
+    "test_workload_claims.py": "real captures, with every question",
+    "test_workloads.py": "torch",
+}
+"""Files that `make quick` (pytest --quick) leaves out, and why: what starts other programs, or takes long."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--quick``: only what needs neither torch nor a browser and is done within two minutes."""
+    parser.addoption("--quick", action="store_true", help="Leave out the files of conftest.FULL_ONLY.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Not even import what the quick tests leave out."""
+    return True if config.getoption("--quick") and collection_path.name in FULL_ONLY else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Nor what is marked as slow."""
+    if config.getoption("--quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 def require(component: str, present: bool) -> None:
     """Skip a test whose component is missing here; fail it where everything must be there (CI)."""
     if present:

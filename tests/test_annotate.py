@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -9,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import timeit
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,29 @@ def test_a_process_that_is_not_profiled_emits_nothing(monkeypatch: pytest.Monkey
     annotate.register_comm_hook(object())  # would refuse a module that is no DDP
 
 
-def test_the_cost_when_not_profiled_is_under_two_microseconds() -> None:
-    def annotated() -> None:
+def test_a_range_of_a_process_that_is_not_profiled_makes_few_calls_and_nothing_new() -> None:
+    """How long that takes is measured by bench/annotate.py; here is why it is short on any machine."""
+    annotate.phase("forward")  # whether this process is profiled is decided once
+    called: list[str] = []
+    kept = gc.isenabled()
+    gc.disable()
+    try:
+        blocks = sys.getallocatedblocks()
+        for _ in range(1000):
+            with annotate.phase("forward"):
+                pass
+        grown = sys.getallocatedblocks() - blocks
+        sys.setprofile(lambda _frame, event, _argument: called.append(event) if "call" in event else None)
         with annotate.phase("forward"):
             pass
-
-    def bare() -> None:
-        pass
-
-    cost = min(timeit.repeat(annotated, number=10_000, repeat=5)) - min(
-        timeit.repeat(bare, number=10_000, repeat=5)
-    )
-    assert cost / 10_000 < 2e-6
+        sys.setprofile(None)
+    finally:
+        sys.setprofile(None)
+        if kept:
+            gc.enable()
+    assert len(called) <= 6, called
+    assert grown < 100, "a thousand ranges leave nothing behind"
+    assert annotate.phase("forward") is annotate.phase("backward")
 
 
 @pytest.mark.parametrize(

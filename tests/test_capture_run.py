@@ -580,10 +580,11 @@ def test_interrupt_leaves_no_orphan_and_no_files(
         ranks=2,
     )
     driver = """
-        import sys
-        from pathlib import Path
+        import signal, sys
         from nsysddp.cli.capture import command
         from nsysddp.model.errors import NsysddpError
+        # A shell that starts the tests in the background has SIGINT ignored, and so has everything they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             command.main(sys.argv[1:], standalone_mode=False)
         except NsysddpError as error:

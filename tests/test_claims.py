@@ -233,7 +233,7 @@ def test_an_answer_has_its_numbers_and_rows(twelve: list[Loaded]) -> None:
         ),
         ("exposed_communication_ns p95 <= 2ms", "fail", "median exposed_communication_ns 3.05", None),
         ("window_ns <= 1s on rank 7", "undecidable", "rank 7 is not in", "every rank"),
-        ("step improves by >= 3%", "undecidable", "no base", "--base"),
+        ("step improves by >= 3%", "undecidable", "no base", "--against"),
         ("measured_step_ns <= 1s", "undecidable", "not recorded", "nsysddp capture"),
         ("contention_ns <= 1ms", "undecidable", "unknown", "without communication"),
     ],

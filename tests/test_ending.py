@@ -50,7 +50,9 @@ def packed(report: Path) -> Path:
 def start(temporary: Path, before: str, *argv: str | Path) -> subprocess.Popen[str]:
     """``nsysddp ARGV...`` after the Python code ``before``, which can say ``here()`` where the signal is to come."""
     code = f"""
-import os, sys, time
+import os, signal, sys, time
+# A shell that starts the tests in the background has SIGINT ignored, and so has everything they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def here():
     os.write(1, b"here\\n")
 def wait():

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +37,8 @@ FLAGS = (
 NASTY = ("</script><img src=x onerror=document.title=1>", "void copy<float, 4>(int)")
 
 MOST_BYTES = 15_000_000
-MOST_SECONDS = 3.0
+MOST_ELEMENTS = 20_000
+"""Of a page of a million events: what is opened and laid out does not grow with them (bench/page.py has the time)."""
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +96,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written([folder / "run.sqlite"], folder / "page.html")
 
 
-def opened(driver: Any, page: Path) -> float:
-    """Open the page afresh; returns the seconds until its program had finished and the first frame was drawn."""
+def opened(driver: Any, page: Path) -> None:
+    """Open the page afresh, until its program has finished and the first frame is drawn."""
     driver.get("about:blank")
     driver.get_log("browser")
     driver.get_log("performance")
-    begin = time.perf_counter()
     driver.get(page.as_uri())
     driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-    seconds = time.perf_counter() - begin
     assert driver.execute_script("return document.documentElement.dataset.ready") == "yes"
-    return seconds
 
 
 def check_quiet(driver: Any, page: Path) -> None:
@@ -419,7 +416,7 @@ def test_prints_every_section_in_the_light(driver: Any, page: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_million_events_open_quickly_and_stay_small(driver: Any, tmp_path: Path) -> None:
+def test_a_million_events_are_a_small_page_of_few_elements(driver: Any, tmp_path: Path) -> None:
     report = tmp_path / "million.sqlite"
     subprocess.run(
         [
@@ -436,8 +433,8 @@ def test_a_million_events_open_quickly_and_stay_small(driver: Any, tmp_path: Pat
     )
     page = written([report], tmp_path / "page.html")
     assert page.stat().st_size < MOST_BYTES
-    seconds = opened(driver, page)
-    assert seconds < MOST_SECONDS, seconds
+    opened(driver, page)
+    assert driver.execute_script("return document.getElementsByTagName('*').length") < MOST_ELEMENTS
     assert "1,003,000 GPU events, each with its name" in driver.find_element("id", "timeline").text
     driver.find_element("css selector", "[id^='finding-'] [data-place]").click()
     low, high = view(driver)

@@ -49,6 +49,7 @@ def assignments(draw: st.DrawFn) -> tuple[list[Any], list[int], list[int] | None
     return parameters, limits, order
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_assignment_is_torchs() -> None:
     require("torch", importlib.util.find_spec("torch") is not None)

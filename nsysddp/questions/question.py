@@ -93,7 +93,7 @@ class Question:
     options: tuple[Option, ...] = ()
     whole_steps: bool = False
     whole_capture: bool = False
-    examples: tuple[str, ...] = ("report.sqlite",)
+    examples: tuple[str, ...] = ("report.sqlite", "report.sqlite --format json")
     findings: Mapping[str, str] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ def check_change(claim: Claim, comparison: Comparison | None) -> Verdict:
             claim,
             "undecidable",
             "there is no base to compare with",
-            "give the runs of the base with --base, or a baseline with --against",
+            "give the other side with --against: its runs, or a baseline",
         )
     ranks: list[int | None]
     if claim.where == "job":
