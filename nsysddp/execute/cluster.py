@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,45 +42,29 @@ class Cluster:
         self.address = address
 
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
-        """As of ``Executor``; dask itself tries again what was lost with a worker."""
-        from distributed import as_completed
-        from distributed.scheduler import KilledWorker
-
+        """As of ``Executor``; dask tries again what was lost with a worker, and what it blames then runs alone."""
         results: dict[int, T | Lost] = {}
-        numbers: dict[Any, int] = {}
-        todo = iter(range(len(tasks)))
+
+        def keep(number: int, result: T | Lost) -> None:
+            results[number] = result
+            done(tasks[number])
 
         with self._client() as client:
-
-            def submit(number: int) -> object:
-                future = client.submit(work, tasks[number], pure=False, retries=1)
-                numbers[future.key] = number
-                return future
-
-            at_once = IN_FLIGHT * max(1, sum(client.nthreads().values()))
-            waiting = as_completed([submit(number) for number in islice(todo, at_once)])
-            for future in waiting:
-                number = numbers.pop(future.key)
-                try:
-                    results[number] = future.result()
-                except KilledWorker:
-                    results[number] = Lost(KILLED)
-                except MemoryError:
-                    results[number] = Lost(NO_MEMORY)
-                done(tasks[number])
-                following = next(todo, None)
-                if following is not None:
-                    waiting.add(submit(following))
+            for number, _ in _run(client, work, tasks, range(len(tasks)), keep):
+                for _, reason in _run(client, work, tasks, [number], keep):
+                    keep(number, Lost(reason))
         return [results[number] for number in range(len(tasks))]
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
+        import dask
         from distributed import Client, LocalCluster
 
         local = _LOCAL.fullmatch(self.address)
         if local:
             quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
             with (
+                dask.config.set({"distributed.scheduler.allowed-failures": 1}),
                 LocalCluster(n_workers=int(local[1]), threads_per_worker=1, **quiet) as cluster,
                 Client(cluster) as client,
             ):
@@ -99,3 +83,46 @@ class Cluster:
                     f"the scheduler at {self.address} has no workers", do="start some with `dask worker`"
                 )
             yield client
+
+
+def _run(
+    client: Client,
+    work: Callable[[S], T],
+    tasks: Sequence[S],
+    numbers: Iterable[int],
+    keep: Callable[[int, T], None],
+) -> list[tuple[int, str]]:
+    """Work on the tasks of these numbers, few in flight at a time.
+
+    Returns:
+        Numbers of the tasks whose workers died or lacked memory, each with the reason. dask blames every task that was
+        on a worker when it died, so one of these is lost for certain only when it ran alone.
+    """
+    from distributed import as_completed
+    from distributed.scheduler import KilledWorker
+
+    failed: list[tuple[int, str]] = []
+    in_flight: dict[Any, int] = {}
+    todo = iter(numbers)
+
+    def submit(number: int) -> object:
+        future = client.submit(work, tasks[number], pure=False)
+        in_flight[future.key] = number
+        return future
+
+    at_once = IN_FLIGHT * max(1, sum(client.nthreads().values()))
+    completed = as_completed([submit(number) for number in islice(todo, at_once)])
+    for future in completed:
+        number = in_flight.pop(future.key)
+        try:
+            result = future.result()
+        except KilledWorker:
+            failed.append((number, KILLED))
+        except MemoryError:
+            failed.append((number, NO_MEMORY))
+        else:
+            keep(number, result)
+        following = next(todo, None)
+        if following is not None:
+            completed.add(submit(following))
+    return failed
