@@ -46,7 +46,11 @@ def test_what_always_dies_or_lacks_memory_is_lost_alone(place: Place) -> None:
 
 @pytest.mark.parametrize("place", ELSEWHERE, ids=str)
 def test_what_runs_beside_tasks_that_die_is_not_blamed_for_them(place: Place) -> None:
-    tasks = [Path(name) for turn in range(4) for name in (f"killed-always{turn}", f"a{turn}", f"memory-always{turn}")]
+    tasks = [
+        Path(name)
+        for turn in range(4)
+        for name in (f"killed-always{turn}", f"a{turn}", f"memory-always{turn}")
+    ]
     expected = [result for turn in range(4) for result in (Lost(KILLED), f"a{turn}", Lost(NO_MEMORY))]
     assert names(place, tasks) == expected
 

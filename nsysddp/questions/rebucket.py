@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+_NONE = np.empty(0, dtype=np.int64)
 _QUEUE_CALLS = (
     "Event",
     "StreamWait",
@@ -158,50 +159,19 @@ def recorded_buckets(
         raise CannotTell("the sizes of the buckets are unknown", do="export with --include-blobs=true")
     if rows["collective_id"].null_count():
         raise CannotTell("not all buckets could be matched over the ranks", do="capture every rank")
-    marks = _hook_ends(context)
+    place = _Places(context, graph)
     made: list[Backward] = []
-    keys = ["rank", "step_index", "micro_step"]
-    lines = graph.lines
-    launching = np.zeros(lines.start.size, dtype=bool)
-    launching[lines.launcher[lines.launcher >= 0]] = True
-    threads = _Threads(graph, launching)
     before_hook: dict[int, list[float]] = {}
-    for (rank, step, number), part in rows.group_by(keys, maintain_order=True):
-        buckets: list[Recorded] = []
-        since = _backward_start(context, int(rank), int(step), int(part["launched_ns"].min() or 0))  # type: ignore[arg-type]
+    for (rank, step, number), part in rows.group_by("rank", "step_index", "micro_step", maintain_order=True):
         in_order = part.sort("launched_ns")
+        buckets: list[Recorded] = []
+        since = place.backward_start(int(rank), int(step), int(in_order["launched_ns"].min() or 0))  # type: ignore[arg-type]
         for row in in_order.iter_rows(named=True):
-            call = int(lines.launcher[row["event"]])
-            if call < 0:
-                raise CannotTell(
-                    "a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx"
-                )
-            mine, mine_launching = threads.of(int(rank), int(lines.thread[call]))
-            end = marks.get((context.trace.process_of_rank[int(rank)], row["hook_ns"]))
-            if row["hook_ns"] is not None and end is not None:
-                start = int(row["hook_ns"])
-                inside = _within(lines, mine, start, end)
-            else:
-                inside = _around(context, graph, mine, call, launching)
-                start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
-                ahead = lines.before[inside[0]]
-                idle = start - int(lines.end[ahead]) - threads.usual_gap(int(rank), int(lines.thread[call]))
-                before_hook.setdefault(int(rank), []).append(max(0.0, idle) if ahead >= 0 else 0.0)
-            first = inside[0] if inside.size else call
-            buckets.append(
-                Recorded(
-                    event=row["event"],
-                    bytes=row["bytes"],
-                    parameters=row["parameters"] or 1,
-                    calls=inside,
-                    hook_start_ns=start,
-                    hook_end_ns=end,
-                    launched_ns=int(lines.end[call]),
-                    launches=_within(lines, mine_launching, since, start),
-                    before=int(lines.before[first]),
-                )
-            )
-            since = end
+            bucket, idle = place.recorded(int(rank), row, since)
+            buckets.append(bucket)
+            if idle is not None:
+                before_hook.setdefault(int(rank), []).append(idle)
+            since = bucket.hook_end_ns
         made.append(
             Backward(int(rank), int(step), int(number), int(in_order["collective_id"][0]), tuple(buckets))
         )
@@ -240,37 +210,142 @@ def _begun_earlier(backward: Backward, idle: Sequence[float]) -> Backward:
     return replace(backward, buckets=tuple(earlier))
 
 
-class _Threads:
-    """The calls of each thread on a rank's line, and those among them that launch; in order of time."""
+@dataclass(frozen=True)
+class _Calls:
+    """Calls of one thread, which follow each other.
 
-    def __init__(self, graph: Graph, launching: NDArray[np.bool_]) -> None:
-        self._lines, self._launching = graph.lines, launching
-        self._known: dict[tuple[int, int], tuple[Ints, Ints]] = {}
-        self._gaps: dict[tuple[int, int], float] = {}
+    Attributes:
+        position: on their rank's line, shape (calls,).
+        start, end: in ns.
+    """
 
-    def usual_gap(self, rank: int, thread: int) -> float:
-        """Median time of the host's between a launch of the thread and the call before it, ns."""
-        if (rank, thread) not in self._gaps:
-            launches = self.of(rank, thread)[1]
-            ahead = self._lines.before[launches]
-            gap = (self._lines.start[launches] - self._lines.end[ahead])[ahead >= 0]
-            self._gaps[rank, thread] = float(np.median(gap)) if gap.size else 0.0
-        return self._gaps[rank, thread]
+    position: Ints
+    start: Ints
+    end: Ints
 
-    def of(self, rank: int, thread: int) -> tuple[Ints, Ints]:
-        """Positions of the calls on the line."""
-        if (rank, thread) not in self._known:
-            mine = np.flatnonzero((self._lines.rank == rank) & (self._lines.thread == thread))
-            self._known[rank, thread] = mine, mine[self._launching[mine]]
-        return self._known[rank, thread]
+    @classmethod
+    def of(cls, lines: HostLines, position: Ints) -> _Calls:
+        return cls(position, lines.start[position], lines.end[position])
+
+    def within(self, start: int, end: int) -> Ints:
+        """Positions of those that lie in ``[start, end]``."""
+        first = np.searchsorted(self.start, start, side="left")
+        last = np.searchsorted(self.end, end, side="right")
+        chosen: Ints = self.position[
+            first : max(first, last)
+        ].copy()  # a view would keep all calls of the thread
+        return chosen
 
 
-def _within(lines: HostLines, calls: Ints, start: int, end: int) -> Ints:
-    """Those of a thread's calls (which follow each other) that lie in ``[start, end]``."""
-    first = np.searchsorted(lines.start[calls], start, side="left")
-    last = np.searchsorted(lines.end[calls], end, side="right")
-    chosen: Ints = calls[first : max(first, last)].copy()  # a view would keep all calls of the thread
-    return chosen
+@dataclass(frozen=True)
+class _Thread:
+    """The calls of a thread on a rank's line.
+
+    Attributes:
+        calls: all of them.
+        launching: those that launch.
+        usual_gap_ns: median time of the host's between a launch and the call before it.
+    """
+
+    calls: _Calls
+    launching: _Calls
+    usual_gap_ns: float
+
+
+class _Places:
+    """Where on the host's lines buckets were launched."""
+
+    def __init__(self, context: Context, graph: Graph) -> None:
+        assert context.trace.calls is not None
+        self._trace, self._lines = context.trace, graph.lines
+        self._names = context.trace.calls["name"]
+        self._launching = np.zeros(self._lines.start.size, dtype=bool)
+        self._launching[self._lines.launcher[self._lines.launcher >= 0]] = True
+        self._threads: dict[tuple[int, int], _Thread] = {}
+        self._hook_ends = _hook_ends(context)
+        phases = context.attribution.phases.filter(pl.col("phase") == "backward").sort("start_ns")
+        self._backwards = {
+            key: part["start_ns"].to_numpy() for key, part in phases.group_by("process", "step_index")
+        }
+
+    def backward_start(self, rank: int, step: int, before: int) -> int:
+        """Start of the last backward range of the step that begins before an instant; far in the past without one."""
+        starts = self._backwards.get((self._trace.process_of_rank[rank], step), _NONE)
+        found = int(np.searchsorted(starts, before, side="right"))
+        return int(starts[found - 1]) if found else before - 10**12
+
+    def recorded(self, rank: int, row: Mapping[str, Any], since: int) -> tuple[Recorded, float | None]:
+        """A bucket with the host's part in it, and for how long the host idled before its hook, beyond the usual.
+
+        Args:
+            rank: its rank.
+            row: of ``BUCKET``, with ``event``.
+            since: end of the hook before it, or start of the backward.
+
+        Returns:
+            The bucket; idle time in ns, None where the hook itself is recorded.
+
+        Raises:
+            CannotTell: its launch is not in the trace.
+        """
+        lines = self._lines
+        call = int(lines.launcher[row["event"]])
+        if call < 0:
+            raise CannotTell("a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx")
+        thread, idle = self._thread(rank, call), None
+        end = self._hook_ends.get((self._trace.process_of_rank[rank], row["hook_ns"]))
+        if row["hook_ns"] is not None and end is not None:
+            start = int(row["hook_ns"])
+            inside = thread.calls.within(start, end)
+        else:
+            inside = self._around(thread.calls.position, call)
+            start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
+            ahead = lines.before[inside[0]]
+            idle = max(0.0, start - int(lines.end[ahead]) - thread.usual_gap_ns) if ahead >= 0 else 0.0
+        bucket = Recorded(
+            event=row["event"],
+            bytes=row["bytes"],
+            parameters=row["parameters"] or 1,
+            calls=inside,
+            hook_start_ns=start,
+            hook_end_ns=end,
+            launched_ns=int(lines.end[call]),
+            launches=thread.launching.within(since, start),
+            before=int(lines.before[inside[0] if inside.size else call]),
+        )
+        return bucket, idle
+
+    def _thread(self, rank: int, call: int) -> _Thread:
+        """The thread that made a call of the rank's line."""
+        lines = self._lines
+        key = rank, int(lines.threads_of(np.asarray([call]))[0])
+        if key not in self._threads:
+            mine = np.flatnonzero((lines.rank == rank) & (lines.thread == key[1]))
+            launching = mine[self._launching[mine]]
+            ahead = lines.before[launching]
+            gap = (lines.start[launching] - lines.end[ahead])[ahead >= 0]
+            self._threads[key] = _Thread(
+                _Calls.of(lines, mine),
+                _Calls.of(lines, launching),
+                float(np.median(gap)) if gap.size else 0.0,
+            )
+        return self._threads[key]
+
+    def _around(self, mine: Ints, call: int) -> Ints:
+        """Without annotation: the launch with the queue operations directly around it on its thread."""
+        first = last = int(np.searchsorted(mine, call))
+        while self._prepares(mine, first - 1):
+            first -= 1
+        while self._prepares(mine, last + 1):
+            last += 1
+        chosen: Ints = mine[first : last + 1].copy()
+        return chosen
+
+    def _prepares(self, mine: Ints, place: int) -> bool:
+        if not 0 <= place < mine.size or self._launching[mine[place]]:
+            return False
+        name = self._names[int(self._lines.row[mine[place]])] or ""
+        return any(word in name for word in _QUEUE_CALLS)
 
 
 def _same_layout(backwards: Sequence[Backward]) -> None:
@@ -305,39 +380,6 @@ def _hook_ends(context: Context) -> dict[tuple[int, int], int]:
         (process, start): end
         for process, start, end in ranges.select("process", "start_ns", "end_ns").iter_rows()
     }
-
-
-def _backward_start(context: Context, rank: int, step: int, before: int) -> int:
-    """Start of the last backward range of the step that begins before an instant; far in the past without one."""
-    process = context.trace.process_of_rank[rank]
-    found = context.attribution.phases.filter(
-        pl.col("process") == process,
-        pl.col("step_index") == step,
-        pl.col("phase") == "backward",
-        pl.col("start_ns") <= before,
-    )["start_ns"]
-    return int(found.max()) if len(found) else before - 10**12  # type: ignore[arg-type]
-
-
-def _around(context: Context, graph: Graph, mine: Ints, call: int, launching: NDArray[np.bool_]) -> Ints:
-    """Without annotation: the launch with the queue operations directly around it on its thread."""
-    calls = context.trace.calls
-    assert calls is not None
-    at = int(np.searchsorted(mine, call))
-
-    def belongs(place: int) -> bool:
-        if not 0 <= place < mine.size or launching[mine[place]]:
-            return False
-        name = calls["name"][int(graph.lines.row[mine[place]])] or ""
-        return any(word in name for word in _QUEUE_CALLS)
-
-    first = last = at
-    while belongs(first - 1):
-        first -= 1
-    while belongs(last + 1):
-        last += 1
-    chosen: Ints = mine[first : last + 1].copy()
-    return chosen
 
 
 @dataclass(frozen=True)
