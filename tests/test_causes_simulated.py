@@ -20,6 +20,7 @@ from nsysddp.questions.diagnosis import competing, costs, diagnose, merging, slo
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
+    folder.mkdir(exist_ok=True)
     paths = write(simulate(job), folder, per_rank=False, payload=payload)
     return diagnose(context_of(load(paths, host_calls=True, shapes=True, metrics=True)))
 
@@ -206,3 +207,83 @@ def test_a_cost_beside_communication_that_could_not_be_matched_is_no_bound(tmp_p
     assert not first["is_bound"]
     assert "part of the unresolved" in first["claim"]
     assert "slow_communication" in result["diagnosis_unjudged"]["cause"].to_list()
+
+
+# --- what transfers cost, and what they save ---------------------------------------------------------------------
+
+
+GATHERING = Job(
+    "hsdp",
+    8,
+    8,
+    per_host=4,
+    layers=11,
+    layer_ns=430 * US,
+    layer_bytes=20 * MIB,
+    layer_parameters=4,
+    gap_ns=13 * US,
+    gbps=80,
+    far_gbps=47,
+    jitter=0.003,
+    side="around",
+)
+
+
+def test_transfers_just_above_a_late_rank_come_after_it(tmp_path: Path) -> None:
+    """They take more of the path, but without them the late rank is the path, and the step hardly shorter."""
+    job = replace(GATHERING, planted=Planted("slow_rank", 1.33, rank=2, phase="backward"))
+    found = diagnosed(job, tmp_path)["diagnosis"]
+    assert found["cause"].to_list()[:2] == ["straggler", "slow_communication"]
+    sent = found.row(1, named=True)
+    assert sent["cost_ns"] > found["cost_ns"][0] > sent["saving_ns"]
+    quiet = truth.mean(truth.lengths(job)) - truth.mean(truth.lengths(replace(job, communication=0.0)))
+    assert sent["saving_ns"] == pytest.approx(quiet, rel=0.05)
+    assert sent["confidence"] == "medium"
+    assert "without any communication the replayed step is" in sent["claim"]
+
+
+def test_transfers_held_behind_computation_are_not_surely_slow(tmp_path: Path) -> None:
+    job = replace(GATHERING, gbps=9, far_gbps=9, layers=6, layer_ns=1100 * US, layer_bytes=8 * MIB)
+    alone = diagnosed(job, tmp_path / "alone")["diagnosis"].filter(cause="slow_communication")
+    assert alone["confidence"].to_list() == ["high"]
+    found = diagnosed(replace(job, planted=Planted("one_queue")), tmp_path / "held")["diagnosis"]
+    assert found.filter(cause="held_behind_compute")["step_ratio"].item() > 0.1
+    sent = found.filter(cause="slow_communication").row(0, named=True)
+    assert sent["confidence"] == "medium"
+    assert "held behind computation" in sent["doubt"]
+
+
+def test_transfers_that_a_stopped_gpu_takes_part_in_are_not_surely_slow(tmp_path: Path) -> None:
+    """Every transfer is about as long as its like: they are all held up."""
+    job = Job(
+        "ep",
+        16,
+        4,
+        per_host=4,
+        layers=6,
+        layer_ns=1270 * US,
+        layer_bytes=8 * MIB,
+        layer_parameters=6,
+        activation_bytes=572 * KIB,
+        small_first=True,
+        gbps=10.5,
+        far_gbps=6.3,
+        side="around",
+        planted=Planted("preemption", 2.85e6, rank=5, how="stretch"),
+    )
+    found = diagnosed(job, tmp_path)["diagnosis"]
+    moving = found.filter(pl.col("cause").is_in(["slow_communication", "compute_tail"]))
+    assert moving.height and "high" not in moving["confidence"].to_list()
+    late = found.filter(cause="straggler").row(0, named=True)
+    assert (late["rank"], late["is_bound"]) == (5, False)
+
+
+def test_late_launches_in_a_run_bound_by_launches_have_no_bound(tmp_path: Path) -> None:
+    """What of its launches is late by itself and what because all are late is not told."""
+    job = Job("dp", 4, layers=8, layer_ns=60 * US, launch_ns=30 * US, gap_ns=40 * US, layer_bytes=4 * MIB)
+    found = diagnosed(replace(job, planted=Planted("late_launch", 400e3)), tmp_path)["diagnosis"]
+    ratio = dict(found.select("cause", "step_ratio").iter_rows())
+    late = found.filter(cause="bucket_scheduling").row(0, named=True)
+    assert late["is_bound"] is (ratio["host_bound"] <= ratio["bucket_scheduling"])
+    assert late["is_bound"] is False
+    assert "what all launches cost" in late["claim"]

@@ -50,6 +50,8 @@ def _block(number: int, row: dict[str, Any]) -> Table:
     grid.add_column(width=2, justify="right", style="bold")
     grid.add_column(ratio=1, overflow="fold")
     cost = "fault" if row["cost_ns"] is None else f"{ms(row['cost_ns']):.3f} ms a step"
+    if (row["saving_ns"] or 0) < (row["cost_ns"] or 0) and row["saving_ns"] is not None:
+        cost += f", at most {ms(row['saving_ns']):.3f} to save"
     head = Text.assemble((row["cause"], "bold"), "  ", (cost, "bold red"), "  ")
     head.append(f"confidence {row['confidence']}", style=_CONFIDENCE[row["confidence"]])
     if row["doubt"]:

@@ -14,7 +14,9 @@ ready, lateness of the rank (``lateness``), copies, what a blocking call took (`
 transfers by what they are (``transfers``). Shares of an instant are given by measured ratios (contention, latency of
 small messages, groups that compete).
 
-"At most", since without the cause something else becomes critical: ``whatif`` asks what is left then.
+"At most", since without the cause something else becomes critical. For causes of transfers the replay without any
+communication (``removal``) says how much of the step is left then: none of them saves more, and the order of causes is
+that of ``min(cost, saving)``.
 """
 
 from __future__ import annotations
@@ -42,11 +44,17 @@ __all__ = ["COMPUTATION", "DIAGNOSIS", "QUESTION", "TABLES", "UNRESOLVED", "diag
 
 DIAGNOSIS = Table(
     "diagnosis",
-    "one cause, the costliest first; faults have no cost and come last",
+    "one cause, by what it costs or, where that is less, saves; faults have no cost and come last",
     (
-        Column("place", INT, "1 for the costliest"),
+        Column("place", INT, "1 for the first to change"),
         Column("cause", TEXT, "stable name of the cause"),
         Column("cost_ns", INT, "path time of it per steady step; null for a fault, which has no cost"),
+        Column(
+            "saving_ns",
+            INT,
+            "causes of transfers: by how much the replayed step is shorter without any communication, so that none of "
+            "them saves more; null for other causes, and where no replay tells it",
+        ),
         Column("step_ratio", FLOAT, "cost_ns / mean critical path of the steady steps"),
         Column("is_bound", FLAG, "without it a step gets shorter by at most the cost; null for a fault"),
         Column("confidence", TEXT, "high, medium or low"),

@@ -14,6 +14,8 @@ from nsysddp.questions.diagnosis.causes import BY_CODE, Cause
 from nsysddp.questions.diagnosis.facts import LARGE_BYTES, SLOW_LINK, Facts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nsysddp.questions import Context
 
 _BEFORE = ("gap", "host_gap", "queued")
@@ -40,8 +42,11 @@ _DOUBTS = {
 }
 """Why a cause is never surer than this."""
 
-_SMALL = 0.02
+SMALL = 0.02
 """Below this share of the step a cause is within what the method leaves open."""
+
+_MOSTLY = 0.5
+"""A cause that saves less than this share of its cost stands before another one that takes its place."""
 
 _OPEN = 0.05
 """With more than this share of the path unresolved a cost is no bound."""
@@ -98,6 +103,8 @@ class Case:
     Attributes:
         cause: the cause.
         cost_ns: path time of it per steady step.
+        saving_ns: by how much the replayed step is shorter without any communication; None for a cause that is not of
+            transfers, and where no replay tells it.
         step_ratio: of the critical path.
         found, steps: steady steps in which it costs anything, and all.
         rank, phase: where most of it lies; None if it is spread.
@@ -108,10 +115,12 @@ class Case:
         grade: what the critical path rests on.
         unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
         uneven_ratio: share of the path by which transfers are longer than the median of their like.
+        ratios: shares of the path of all causes.
     """
 
     cause: Cause
     cost_ns: int
+    saving_ns: int | None
     step_ratio: float
     found: int
     steps: int
@@ -124,6 +133,7 @@ class Case:
     grade: str
     unresolved_ratio: float
     uneven_ratio: float
+    ratios: Mapping[str, float]
 
     def confidence(self, facts: Facts) -> tuple[str, str | None]:
         """How sure, and why not more."""
@@ -145,7 +155,7 @@ class Case:
             return _DOUBTS[code]
         if code in _MOVING and not facts.slowing.is_judged:
             return "medium", "whether computation is slower beside it could not be judged"
-        if code in _MOVING and self.uneven_ratio > _SMALL:
+        if code in _MOVING and self.uneven_ratio > SMALL:
             return "medium", (
                 f"transfers exceed the median of their like by {self.uneven_ratio:.1%} of the path: something may stop "
                 "them now and then"
@@ -159,30 +169,54 @@ class Case:
             )
         if code == "small_buckets" and facts.link is not None and facts.link.spread_ratio > SLOW_LINK:
             return "medium", f"the fitted latency leaves deviations of {facts.link.spread_ratio:.0%}"
+        if code in _MOVING and (stopped := self._stopped_rank(facts)) is not None:
+            return "medium", f"the GPU of rank {stopped} is stopped now and then, and with it what it sends"
+        if code in _MOVING and self._ratio_of("held_behind_compute") >= SMALL:
+            return "medium", "part of it would be hidden if transfers were not held behind computation"
+        if self._saves_less:
+            return "medium", "without any communication something else takes most of its time"
         if self.steps < 2:
             return "medium", "one steady step only"
         if not self.is_even:
             return "medium", "it differs from step to step"
-        if self.step_ratio < _SMALL or self.cost_ns < 2 * self.spread_ns:
+        if self.step_ratio < SMALL or self.cost_ns < 2 * self.spread_ns:
             return "medium", "small beside what steps differ by"
         return "high", None
 
-    @property
-    def is_bound(self) -> bool:
+    def is_bound(self, facts: Facts) -> bool:
         """Does the step get shorter by no more than the cost, without the cause?"""
-        return self.unresolved_ratio <= _SMALL and not self._holds_up_transfers
+        return self.unresolved_ratio <= SMALL and not self._more(facts)
+
+    def _more(self, facts: Facts) -> str:
+        """What of other costs may be its too, for a sentence; empty where nothing is."""
+        if self._holds_up_transfers(facts):
+            like = f" than their like ({self.uneven_ratio:.1%} in all)" if self.uneven_ratio > SMALL else ""
+            return f"what it makes transfers longer{like}"
+        launching = self._ratio_of("host_bound")
+        if self.cause.code == "bucket_scheduling" and launching > self.step_ratio:
+            return f"its part of what all launches cost ({launching:.1%})"
+        return ""
+
+    def _ratio_of(self, code: str) -> float:
+        return self.ratios.get(code, 0.0)
+
+    def _stopped_rank(self, facts: Facts) -> int | None:
+        """A rank whose GPU was stopped now and then, if lateness costs enough to matter."""
+        return min(facts.stopped, default=None) if self._ratio_of("straggler") >= SMALL else None
 
     @property
-    def _holds_up_transfers(self) -> bool:
-        """May it be what makes transfers uneven? Whatever stops a GPU stops what it sends."""
-        stops = self.cause.code in ("straggler", "other_process", "unexplained")
-        return stops and self.rank is not None and self.uneven_ratio > _SMALL
+    def _saves_less(self) -> bool:
+        """Without any communication, does something else take most of the cost's place?"""
+        return self.saving_ns is not None and self.saving_ns < _MOSTLY * self.cost_ns
 
-    def _beyond(self) -> str:
+    def _holds_up_transfers(self, facts: Facts) -> bool:
+        """May it make transfers longer? Whatever stops a GPU stops what it sends, of its like now and then or all."""
+        stops = self.cause.code in ("straggler", "other_process", "unexplained") and self.rank is not None
+        return stops and (self.uneven_ratio > SMALL or self._is_stopped(facts))
+
+    def _beyond(self, facts: Facts) -> str:
         """What may come on top of the cost, for a sentence."""
-        if self._holds_up_transfers:
-            return f", and what it makes transfers longer than their like ({self.uneven_ratio:.1%} in all)"
-        return f", and its part of the unresolved {self.unresolved_ratio:.1%}"
+        return f", and {self._more(facts) or f'its part of the unresolved {self.unresolved_ratio:.1%}'}"
 
     def claim(self, facts: Facts) -> str:
         """One sentence: what, where, how much at most, with the largest part."""
@@ -193,9 +227,11 @@ class Case:
             ]
         )
         text = self.cause.title + (f" ({where})" if where else "")
-        bound = "at most " if self.is_bound else ""
+        bound = "at most " if self.is_bound(facts) else ""
         text += f": {bound}{ms(self.cost_ns):.3f} ms a step, {self.step_ratio:.1%} of the critical path"
-        text += "" if bound else self._beyond()
+        text += "" if bound else self._beyond(facts)
+        if self.saving_ns is not None and self._saves_less:
+            text += f"; without any communication the replayed step is {ms(self.saving_ns):.3f} ms shorter"
         text += "".join(
             (self._bandwidth(), self._links(facts), self._held(facts), self._largest(), self._stopped(facts))
         )

@@ -9,20 +9,24 @@ import polars as pl
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.questions.diagnosis.causes import BY_CODE
-from nsysddp.questions.diagnosis.claims import Case, rate_of
+from nsysddp.questions.diagnosis.claims import SMALL, Case, rate_of
 from nsysddp.questions.diagnosis.competing import uneven_share
 from nsysddp.questions.diagnosis.facts import Facts
+from nsysddp.questions.diagnosis.removal import saved_without_communication
 from nsysddp.questions.diagnosis.rules import UNRESOLVED
 
 if TYPE_CHECKING:
     from nsysddp.questions import Context
 
 
+TRANSFERS = (
+    *("slow_communication", "compute_tail", "single_bucket", "small_buckets", "compute_stream"),
+    *("no_prefetch", "process_groups", "link_contention"),
+)
+"""Causes of transfers: without communication there is none of them."""
+
 FAMILIES: tuple[tuple[str, ...], ...] = (
-    (
-        *("slow_communication", "compute_tail", "single_bucket", "small_buckets", "compute_stream"),
-        *("no_prefetch", "process_groups", "link_contention"),
-    ),
+    TRANSFERS,
     ("bucket_scheduling", "graph_breaks", "host_stall", "host_bound", "kernel_latency"),
 )
 """Causes that are names for parts of the same thing: of transfers, and of launching."""
@@ -120,7 +124,7 @@ _SPREAD_OUT = 0.6
 def costs_of(
     context: Context, parts: pl.DataFrame, per_step: pl.DataFrame, paths: Result, facts: Facts
 ) -> list[dict[str, Any]]:
-    """One row per cause that costs anything, the costliest first."""
+    """One row per cause that costs anything, by what it costs or, where that is less, saves."""
     steady = per_step.group_by("step_index").agg(pl.col("path_ns").first())
     steps, path = steady.height, int(steady["path_ns"].sum() or 0)
     if not steps:
@@ -134,6 +138,9 @@ def costs_of(
     explained = float(moved.filter(pl.col("cause") == "straggler")["cost"].sum())
     uneven = float(moved["cost"].to_numpy() @ uneven_share(context, moved["event"].to_numpy())) - explained
     mean = path / steps
+    ratios = {code: total / path for code, total in sums.select("cause", "cost_ns").iter_rows()}
+    sent = sums.filter(pl.col("cause").is_in(TRANSFERS))["cost_ns"].sum()
+    saved = saved_without_communication(context, paths) if sent >= SMALL * path else None
     for code, total, found in sums.sort("cost_ns", "cause", descending=[True, False]).iter_rows():
         cost = round(total / steps)
         if code not in BY_CODE or total < _LEAST * path:
@@ -142,6 +149,7 @@ def costs_of(
         case = Case(
             cause=BY_CODE[code],
             cost_ns=cost,
+            saving_ns=round(saved * mean) if saved is not None and code in TRANSFERS else None,
             step_ratio=total / path,
             found=found,
             steps=steps,
@@ -154,14 +162,16 @@ def costs_of(
             grade=grade,
             unresolved_ratio=unresolved / path,
             uneven_ratio=uneven / mean,
+            ratios=ratios,
         )
         confidence, doubt = case.confidence(facts)
         rows.append(
             {
                 "cause": code,
                 "cost_ns": cost,
+                "saving_ns": case.saving_ns,
                 "step_ratio": case.step_ratio,
-                "is_bound": case.is_bound,
+                "is_bound": case.is_bound(facts),
                 "confidence": confidence,
                 "doubt": doubt,
                 "steps": found,
@@ -173,7 +183,12 @@ def costs_of(
                 "refuted_by": case.cause.refuted_by,
             }
         )
-    return rows
+    return sorted(
+        rows,
+        key=lambda row: (
+            -min(row["cost_ns"], row["cost_ns"] if row["saving_ns"] is None else row["saving_ns"])
+        ),
+    )
 
 
 def _mostly(own: pl.DataFrame, value: pl.Expr) -> Any:

@@ -27,7 +27,9 @@ Caps that differ less, for any link that the fit allows, cannot be told apart, a
 from nsysddp.questions.question import Option, Question
 from nsysddp.questions.whatif.answer import GOOD_REPLAY, whatif
 from nsysddp.questions.whatif.layouts import apart
+from nsysddp.questions.whatif.model import Model
 from nsysddp.questions.whatif.request import Ask, milliseconds, numbers, sizes
+from nsysddp.questions.whatif.scenarios import without_communication
 from nsysddp.questions.whatif.tables import TABLES, WHATIF, WHATIF_LINK, WHATIF_REPLAY
 
 __all__ = [
@@ -38,8 +40,10 @@ __all__ = [
     "WHATIF_LINK",
     "WHATIF_REPLAY",
     "Ask",
+    "Model",
     "apart",
     "whatif",
+    "without_communication",
 ]
 
 QUESTION = Question(

@@ -82,14 +82,19 @@ class Model:
     variation_ratio: float
 
     @classmethod
-    def of(cls, context: Context, ask: Ask) -> Model:
+    def of(cls, context: Context, ask: Ask, paths: Result | None = None) -> Model:
         """Replay a run unchanged.
+
+        Args:
+            context: of the run.
+            ask: how it is asked for.
+            paths: the critical paths of all steps, where they are known already.
 
         Raises:
             AnalysisError: no step has any length, or the replay is circular.
         """
         graph = context.graph
-        paths = critical_path(context.trace, graph=graph, attribution=context.attribution)
+        paths = paths or critical_path(context.trace, graph=graph, attribution=context.attribution)
         # Of long captures the pieces take more memory than all that is asked of the paths.
         paths = replace(paths, tables={name: paths[name] for name in (PATH_STEP.name, PATH_KIND.name)})
         warm = paths["critical_path_step"].filter("is_warmup")["step_index"].drop_nulls().unique().to_list()

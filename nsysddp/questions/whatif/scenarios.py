@@ -49,15 +49,20 @@ _UNKNOWN = (
 
 def standard(model: Model, ask: Ask) -> list[dict[str, object]]:
     """The rows of the scenarios that need no argument but factors."""
-    trace = model.context.trace
-    communication = np.zeros(model.program.duration.size, dtype=bool)
-    communication[: model.program.events] = (trace.events["class"] == "communication").to_numpy()
+    communication = _communication(model)
+    rows = [without_communication(model)]
     if not communication.any():
-        return [nothing("no_communication", "the trace holds no communication")]
-    rows = [_without_communication(model, communication)]
+        return rows
     rows += [_faster(model, communication, factor) for factor in ask.faster]
     rows += [_even(model, communication), _without_contention(model)]
     return rows
+
+
+def _communication(model: Model) -> Flags:
+    """Which nodes of the program are communication?"""
+    found = np.zeros(model.program.duration.size, dtype=bool)
+    found[: model.program.events] = (model.context.trace.events["class"] == "communication").to_numpy()
+    return found
 
 
 def _unmatched(program: Program, communication: Flags) -> Flags:
@@ -76,8 +81,11 @@ def nothing(scenario: str, reason: str) -> dict[str, object]:
     return {"scenario": scenario, "reason": reason}
 
 
-def _without_communication(model: Model, communication: Flags) -> dict[str, object]:
-    program, slowing = model.program, model.slowing
+def without_communication(model: Model) -> dict[str, object]:
+    """The row of the step without any communication."""
+    program, slowing, communication = model.program, model.slowing, _communication(model)
+    if not communication.any():
+        return nothing("no_communication", "the trace holds no communication")
 
     def mean(share: Mapping[int, float], unexplained: float = 1.0, left: Floats | float = 0.0) -> float:
         freed = model.kernels.freed(program.duration, share)
