@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,13 @@ def test_a_late_rank_is_found_behind_ranks_of_other_groups_that_wait_for_it(
 def test_a_pause_of_all_ranks_makes_none_late(tmp_path: Path, kind: str) -> None:
     job = Job(kind, 4, 4, steps=3, layers=3, planted=Planted("pause_all", 20 * MS, phase="optimizer"))
     assert bound(document(*write(simulate(job), tmp_path, per_rank=False)))[0] != "late_rank"
+
+
+def test_a_late_rank_is_found_where_the_others_wait_for_it_under_their_computation(tmp_path: Path) -> None:
+    """Its lateness is 15 % of the step; of the waiting for it most is hidden, and most that is exposed is transfer."""
+    job = Job("tp", 12, 4, per_host=4, steps=4, layers=6, gbps=40, far_gbps=20)
+    job = replace(job, planted=Planted("slow_rank", 1.3, rank=0, phase="backward"))
+    made = document(*write(simulate(job), tmp_path, per_rank=False))
+    code, message = bound(made)
+    assert code == "late_rank", message
+    assert message.startswith("Rank 0 is late: the others wait ")

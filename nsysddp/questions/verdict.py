@@ -371,28 +371,33 @@ def _in_steady_windows(result: Result) -> pl.DataFrame:
 def _held_up_by(
     found: Summary, lateness: Callable[[], Mapping[int, float]]
 ) -> tuple[int, dict[int, float]] | None:
-    """The rank with more of its own to do than any other, while all others wait; and how long each of them does.
+    """The rank with more of its own to do than any other, while the others wait; and how long each does, exposed.
 
-    In groups ranks wait for ranks that wait for it, so the last to arrive at a collective need not be the one. That it
-    takes longer for the same work than its peers is asked only then: stages of a pipeline can have more to do by plan.
+    In groups ranks wait for ranks that wait for it, so the last to arrive at a collective need not be the one, and
+    those that are late with it wait little. What they wait under computation counts too: without the late rank they
+    would not. That it takes longer for the same work than its peers is asked only then: stages of a pipeline can have
+    more to do by plan.
     """
-    rows = found.rows.filter(pl.col("exposed_wait_ns").is_not_null())
+    rows = found.rows.filter(pl.col("exposed_wait_ns").is_not_null() & pl.col("hidden_wait_ns").is_not_null())
     if rows.height < 2 or rows.height < found.rows.height:
         return None
     own = rows.select(
-        "rank", "window_ns", "exposed_wait_ns", own=pl.col("window_ns") - pl.col("exposed_communication_ns")
-    )
-    late, next_to_it = own.sort("own", "rank", descending=[True, False]).head(2).to_dicts()
+        "rank",
+        "window_ns",
+        "exposed_wait_ns",
+        wait=pl.col("exposed_wait_ns") + pl.col("hidden_wait_ns"),
+        own=pl.col("window_ns") - pl.col("exposed_communication_ns"),
+    ).sort("own", "rank", descending=[True, False])
+    late, next_to_it = own.head(2).to_dicts()
     more = late["own"] - next_to_it["own"]
     if more < _LATE * late["window_ns"]:
         return None
-    waits = {
-        rank: float(wait)
-        for rank, wait in own.select("rank", "exposed_wait_ns").iter_rows()
-        if rank != late["rank"]
-    }
-    if min(waits.values()) - late["exposed_wait_ns"] < _HALF * more:
+    others = own.slice(1)
+    if float(np.median(others["wait"].to_numpy())) - late["wait"] < _HALF * more:
         return None
+    waits = {
+        rank: float(wait) for rank, wait in others.select("rank", "exposed_wait_ns").sort("rank").iter_rows()
+    }
     return (late["rank"], waits) if lateness().get(late["rank"], 0) >= _HALF * more else None
 
 

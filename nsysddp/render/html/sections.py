@@ -143,7 +143,7 @@ def diagnosis_part(part: Part | None, places: Places) -> dict[str, Any] | None:
     # The claims are the findings above; here is what they leave open.
     told = ("steps", "of_steps", "claim", "rank", "phase")
     captions = {
-        "diagnosis": "Causes by their time on the critical path per steady step; faults have no cost and come last",
+        "diagnosis": "Causes by their time on the critical path a steady step or, where less, by what they save",
         "diagnosis_unjudged": "What this capture does not tell",
         "diagnosis_evidence": "What the costs rest on: time of the critical path, the largest first",
     }
