@@ -150,3 +150,10 @@ def test_clocks_that_meet_nobody_keep_their_anchor() -> None:
     nothing = np.zeros(0, np.int64)
     kernels = Kernels.of(*[nothing] * 7)
     assert [one.method for one in align(kernels, {0: True, 1: True}).values()] == ["shared", "anchor"]
+
+
+def test_transfers_that_got_slower_once_are_no_drift() -> None:
+    """Ends of a simulated job whose clocks run alike: later ones are 2 us apart, as a line or as a step."""
+    apart = [1441, 0, 228, 926, 961, 67, 2629, 1763, 1908, 3245, 3771, 2679]
+    times = np.linspace(0, 137e6, len(apart)).astype(np.int64)
+    assert drift.fit(times, 556_660 + np.array(apart)).rate == 0

@@ -30,6 +30,9 @@ _LEAST = 6
 _CERTAIN = 6.0
 """A rate is believed from this many of its standard errors on."""
 
+_ALIKE = 0.5
+"""Each half of the capture shows the rate to within this share of it: transfers that got slower once do not."""
+
 _WORTH_NS = 1_000
 """Clocks that part by less over the capture run alike."""
 
@@ -86,7 +89,14 @@ def fit(times: Column, differences: Column) -> Line:
     offset = int(np.median(left))
     noise = 1.4826 * float(np.median(np.abs(left - offset)))
     error = noise / (float(np.std(times)) * np.sqrt(differences.size))
-    return Line(offset, rate, origin) if abs(rate) >= _CERTAIN * error else flat
+    is_certain = abs(rate) >= _CERTAIN * error and _in_both_halves(rate, times, differences)
+    return Line(offset, rate, origin) if is_certain else flat
+
+
+def _in_both_halves(rate: float, times: Column, differences: Column) -> bool:
+    """Do the clocks part all the time? What ends of transfers differ by for other reasons comes and goes."""
+    halves = np.array_split(np.argsort(times, kind="stable"), 2)
+    return all(abs(slope(times[half], differences[half]) - rate) <= _ALIKE * abs(rate) for half in halves)
 
 
 def slope(times: Column, differences: Column) -> float:
