@@ -30,7 +30,7 @@ _LEAST = 6
 _CERTAIN = 6.0
 """A rate is believed from this many of its standard errors on."""
 
-_ALIKE = 0.5
+_ALIKE = 0.75
 """Each half of the capture shows the rate to within this share of it: transfers that got slower once do not."""
 
 _WORTH_NS = 1_000
