@@ -161,3 +161,45 @@ def test_compare_has_the_outputs_of_every_question(
     assert refused.code == 2
     assert "--force" in refused.line
     assert run(*words, "--out", folder, "--force").code == 0
+
+
+def test_wherever_runs_are_read_and_however_they_are_named_the_answer_is_the_same(
+    tmp_path: Path, captures: Path, sides: tuple[list[Path], list[Path]]
+) -> None:
+    pytest.importorskip("alembic")
+    old, new = sides
+    for name, runs in (("old", old), ("new", new)):
+        (tmp_path / name).write_text("# captures\n" + "".join(f"{run}\n" for run in runs))
+    lists = (f"@{tmp_path / 'new'}", "--against", f"@{tmp_path / 'old'}")
+    patterns = (captures / "new-*", "--against", captures / "old-*")
+    where = ("--jobs", 2, "--cache", tmp_path / "parts")
+    compared = run("compare", *new, "--against", *old, "--format", "json")
+    checked = run("check", *new, "--against", *old, *CLAIM, "--format", "json")
+    for words in (lists, patterns, (*lists, *where), (*lists, *where)):
+        assert run("compare", *words, "--format", "json") == compared
+        assert run("check", *words, *CLAIM, "--format", "json") == checked
+    assert any((tmp_path / "parts").iterdir())
+    db = ("--db", tmp_path / "r.db")
+    assert run("baseline", "set", "nightly", f"@{tmp_path / 'old'}", *where, *db).code == 0
+    assert run("check", *new, "--against", "nightly", *where, *CLAIM, *db).code == 0
+    archives = [tmp_path / "here.zip", tmp_path / "there.zip"]
+    for archive, more in zip(archives, ((), where), strict=True):
+        assert run("evidence", new[0], "--against", old[0], *more, "-o", archive).code == 0
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "evidence"])
+def test_two_places_or_a_list_that_is_not_there_are_refused(
+    command: str, tmp_path: Path, sides: tuple[list[Path], list[Path]]
+) -> None:
+    old, new = sides
+    for words, what in (
+        ((*new, "--jobs", 2, "--scheduler", "local:2"), "two places"),
+        ((f"@{tmp_path / 'none'}",), "the list cannot be read"),
+        ((tmp_path / "none-*",), "nothing matches"),
+    ):
+        more = ("-o", tmp_path / "x.zip") if command == "evidence" else CLAIM if command == "check" else ()
+        ran = run(command, *words, "--against", *old, *more)
+        assert ran.code == 2, ran.err
+        assert what in ran.err
+        assert not (tmp_path / "x.zip").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, reading_options
 from nsysddp.cli.runs import database_option, format_option
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def command() -> None:
 
 @command.command(name="set")
 @click.argument("name")
-@selection_options
+@reading_options
 @database_option
 def set_(name: str, request: Request, url: str | None) -> None:
     """Keep runs as the baseline NAME, in place of what it stood for before.
@@ -33,7 +33,7 @@ def set_(name: str, request: Request, url: str | None) -> None:
     Each REPORT is one run, as in `nsysddp compare`: a report, a folder of `nsysddp capture` (or one that holds several,
     or the reports of all ranks), or run:N of the results database.
     """
-    from nsysddp.cli.reading import reading_of
+    from nsysddp.cli.reading import reading_of, where_of
     from nsysddp.cli.sides import hashes_of, loaded, side_of
     from nsysddp.evidence.sources import check_alike
     from nsysddp.store.baselines import set_baseline, steps_of
@@ -41,7 +41,7 @@ def set_(name: str, request: Request, url: str | None) -> None:
     reading = reading_of(request)
     side = side_of(request.reports)
     check_alike((), side.sources)
-    runs = loaded(side, reading, db=url)
+    runs = loaded(side, reading, where_of(request), db=url)
     replaced = set_baseline(name, runs, reading=reading.as_dict(), reports=hashes_of(side, db=url), url=url)
     counted = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {sum(map(steps_of, runs))} steps"
     click.echo(f"{'replaced' if replaced else 'set'} baseline {name.strip()}: {counted}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, reading_options
 from nsysddp.cli.sides import AGAINST, against_option, other_runs, side_of
 from nsysddp.cli.words import Worded
 from nsysddp.model.errors import UsageError
@@ -37,7 +37,7 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
     old={"--base": AGAINST},
     short_help="Do claims about a run hold? For CI: exits 0, 1 or 6.",
 )
-@selection_options
+@reading_options
 @click.option("--claim", "texts", multiple=True, metavar="TEXT", help="A claim; repeatable.")
 @click.option(
     "--claims",
@@ -86,7 +86,7 @@ def command(
 
     REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat.
     """
-    from nsysddp.cli.reading import inputs_of, reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of, where_of
     from nsysddp.evidence.claims import check
     from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, sha256_of
     from nsysddp.questions.compare import compare
@@ -103,11 +103,12 @@ def command(
     claims = gather(texts, file)
     reading = reading_of(request)
     check_alike(base_sources, sources)
-    runs = load_all(sources, reading)
+    where = where_of(request)
+    runs = load_all(sources, reading, where)
     others: Sequence[Run] = ()
     if against:
         others = other_runs(
-            base, reading, lambda: [sha256_of(path) for one in sources for path in one.reports], db=db
+            base, reading, where, lambda: [sha256_of(path) for one in sources for path in one.reports], db=db
         )
     comparison = None
     if others:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, reading_options
 from nsysddp.cli.outputs import Outputs, output_options
 from nsysddp.cli.saying import say
 from nsysddp.cli.sides import AGAINST, against_option, hashes_of, keeper, loaded, other_runs, side_of
@@ -36,7 +36,7 @@ def _schema() -> dict[str, Any]:
     old={"--plot": "-o"},
     short_help="Is the new side faster, how sure, and what changed?",
 )
-@selection_options
+@reading_options
 @against_option("What the REPORTs are compared with")
 @click.option("--with", "with_", multiple=True, type=click.Path(path_type=Path), hidden=True)
 @click.option(
@@ -64,7 +64,7 @@ def command(
     reports of all ranks), or run:N of the results database. OTHER can also be one baseline (nsysddp baseline). Three
     runs a side are the least for a verdict: steps of one run are not independent. --save keeps the result of every run.
     """
-    from nsysddp.cli.reading import inputs_of, reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of, where_of
     from nsysddp.evidence.sources import check_alike
     from nsysddp.questions.compare import compare
     from nsysddp.render.compare.picture import draw_comparison
@@ -85,11 +85,15 @@ def command(
         check_file(picture, force=outputs.force, inputs=inputs)
     outputs.check(inputs)
     check_alike(base_sources, sources)
-    reading = reading_of(request)
+    reading, where = reading_of(request), where_of(request)
     asked = reading.asked("compare", "compare", {"allow_unlike": allow_unlike}).as_dict()
     keep = keeper(outputs.db, outputs.label) if outputs.save else None
-    base_runs = other_runs(base, reading, lambda: hashes_of(new, db=outputs.db), db=outputs.db, keep=keep)
-    found = compare(base_runs, loaded(new, reading, db=outputs.db, keep=keep), allow_unlike=allow_unlike)
+    base_runs = other_runs(
+        base, reading, where, lambda: hashes_of(new, db=outputs.db), db=outputs.db, keep=keep
+    )
+    found = compare(
+        base_runs, loaded(new, reading, where, db=outputs.db, keep=keep), allow_unlike=allow_unlike
+    )
     if picture is not None:
         save(draw_comparison(found), picture, force=outputs.force)
         say(f"wrote {picture}")

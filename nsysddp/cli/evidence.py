@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsysddp.cli.check import gather as gather_claims
-from nsysddp.cli.options import Request, selection_options
+from nsysddp.cli.options import Request, reading_options
 from nsysddp.cli.saying import say
 from nsysddp.cli.sides import AGAINST, Side, against_option, side_of
 from nsysddp.cli.words import Worded, file_option
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     old={"--compare": AGAINST},
     short_help="Write a bundle for a review that can be checked again.",
 )
-@selection_options
+@reading_options
 @against_option("Runs to compare with, reports or captures")
 @click.option(
     "--claim", "texts", multiple=True, metavar="TEXT", help="A claim (see nsysddp check); repeatable."
@@ -66,7 +66,7 @@ def command(
     REPORTs are the ranks of one run; each folder of `nsysddp capture` is a repeat. The archive holds no paths, hosts,
     users or command lines, and the same input gives the same bytes. `nsysddp verify` checks it.
     """
-    from nsysddp.cli.reading import inputs_of, reading_of
+    from nsysddp.cli.reading import inputs_of, reading_of, where_of
     from nsysddp.evidence import archive, bundle, gathered, signature
     from nsysddp.evidence.claims.reading import Claims
     from nsysddp.evidence.sources import check_alike, ranks_of_one_run
@@ -89,7 +89,7 @@ def command(
         with_export=with_export,
     )
     with scratch_folder() as scratch:
-        found = gathered.prepare(wanted, sources, base_sources, scratch)
+        found = gathered.prepare(wanted, sources, base_sources, scratch, where_of(request))
         copies = bundle.exports(found) if with_export else {}
     members = bundle.build(found, copies)
     if key is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsysddp.execute import HERE, Place
-from nsysddp.ingest.given import reports_given
+from nsysddp.execute import Place
+from nsysddp.ingest.given import named_by, reports_given
 from nsysddp.ingest.hashing import hash_ahead
 from nsysddp.model.errors import UsageError
 from nsysddp.model.markers import DEFAULT_STEP_PATTERN
@@ -44,7 +44,8 @@ class Request:
     phase_patterns: Mapping[str, str]
     rules: Path | None
     clock_tolerance_us: float
-    place: Place = HERE
+    jobs: int | None = None
+    scheduler: str | None = None
     cache: Path | None = None
     strict: bool = False
 
@@ -81,7 +82,8 @@ class Request:
                 host_calls=host_calls,
                 shapes=shapes,
                 metrics=metrics,
-                place=self.place,
+                jobs=self.jobs,
+                scheduler=self.scheduler,
                 cache=self.cache,
                 strict=self.strict,
             )
@@ -220,14 +222,11 @@ _READING = (
         metavar="DIR",
         help="Keep what was read of reports there, and use it again.",
     ),
-    click.option(
-        "--strict", is_flag=True, help="Fail if a report cannot be read, instead of going on without it."
-    ),
 )
 
 
-def run_options(command: Command) -> Command:
-    """As ``selection_options``, for a command whose reports are of one run: where they are read, and what if not."""
+def reading_options(command: Command) -> Command:
+    """As ``selection_options``, and where reports are read; lists and patterns are what they name."""
     from functools import wraps
 
     @wraps(command)
@@ -237,20 +236,35 @@ def run_options(command: Command) -> Command:
         jobs: int | None,
         scheduler: str | None,
         cache: Path | None,
-        strict: bool,
         **kwargs: Any,
     ) -> Any:
-        reports = tuple(reports_given(request.reports))
-        place = Place.of(jobs, scheduler, reports)
-        if place.is_here:
-            hash_ahead(reports)  # while the libraries are imported one core idles
-        request = replace(request, reports=reports, place=place, cache=cache, strict=strict)
+        reports = tuple(named for path in request.reports for named in named_by(path))
+        Place.of(jobs, scheduler, ())  # two places are refused before anything is read
+        request = replace(request, reports=reports, jobs=jobs, scheduler=scheduler, cache=cache)
         return command(*args, request=request, **kwargs)
 
     wrapped: Command = with_place
     for option in reversed(_READING):
         wrapped = option(wrapped)
     return selection_options(wrapped)
+
+
+def run_options(command: Command) -> Command:
+    """As ``reading_options``, for a command whose reports are of one run: folders of them, and what cannot be read."""
+    from functools import wraps
+
+    @wraps(command)
+    def with_reports(*args: Any, request: Request, strict: bool, **kwargs: Any) -> Any:
+        reports = tuple(reports_given(request.reports))
+        if Place.of(request.jobs, request.scheduler, reports).is_here:
+            hash_ahead(reports)  # while the libraries are imported one core idles
+        return command(*args, request=replace(request, reports=reports, strict=strict), **kwargs)
+
+    return reading_options(
+        click.option(
+            "--strict", is_flag=True, help="Fail if a report cannot be read, instead of going on without it."
+        )(with_reports)
+    )
 
 
 def _phases(given: tuple[str, ...]) -> dict[str, str]:

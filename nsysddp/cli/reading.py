@@ -13,13 +13,20 @@ from nsysddp.model.units import ns_from_us
 
 if TYPE_CHECKING:
     from nsysddp.cli.options import Request
-    from nsysddp.evidence.sources import Reading, Source
+    from nsysddp.evidence.sources import Reading, Source, Where
 
 
 def inputs_of(request: Request, sources: Iterable[Source], claims: Path | None = None) -> tuple[Path, ...]:
     """Every file that is read for this request: of folders what lies in them, and rules and claims."""
     more = () if claims is None else (claims,)
     return (*request.inputs, *more, *(file for source in sources for file in source.files))
+
+
+def where_of(request: Request) -> Where:
+    """Where the runs of this request are read."""
+    from nsysddp.evidence.sources import Where
+
+    return Where(request.jobs, request.scheduler, request.cache)
 
 
 def reading_of(request: Request) -> Reading:

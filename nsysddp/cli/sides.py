@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsysddp.cli.saying import say
+from nsysddp.ingest.given import named_by
 from nsysddp.model.errors import EvidenceError, NotAReport, UsageError
 
 if TYPE_CHECKING:
-    from nsysddp.evidence.sources import Loaded, Reading, Source
+    from nsysddp.evidence.sources import Loaded, Reading, Source, Where
     from nsysddp.questions.compare.run import Run
     from nsysddp.store.baselines import Baseline
 
@@ -64,8 +65,9 @@ class Side:
 def side_of(values: Sequence[str | Path], *, db: str | None = None, baselines: bool = False) -> Side:
     """What the values of one side stand for.
 
-    ``run:N`` is a kept run and ``baseline:NAME`` a baseline. Anything else is a file or folder if it is there; one word
-    that is none and does not end as a report does is the name of a baseline.
+    Lists (``@FILE``) and patterns are what they name; ``run:N`` is a kept run and ``baseline:NAME`` a baseline.
+    Anything else is a file or folder if it is there; one word that is none and does not end as a report does is the
+    name of a baseline.
 
     Args:
         values: as they were given.
@@ -76,7 +78,7 @@ def side_of(values: Sequence[str | Path], *, db: str | None = None, baselines: b
         UsageError: a baseline is given beside other runs, or one word is both a baseline and a file.
         NotAReport: there is no such file.
     """
-    words = [str(value) for value in values]
+    words = [word for value in values for word in _words_of(str(value))]
     if baselines:
         names = [word for word in words if _is_baseline(word, alone=len(words) == 1, db=db)]
         if names and len(words) > 1:
@@ -92,6 +94,12 @@ def side_of(values: Sequence[str | Path], *, db: str | None = None, baselines: b
     if absent is not None:
         raise NotAReport("there is no such file or folder", file=absent)
     return Side(files, tuple(int(match[1]) for match in stored if match))
+
+
+def _words_of(word: str) -> list[str]:
+    """What a list or pattern names; any other word as it was given, since ``./x`` is no baseline."""
+    named = named_by(Path(word))
+    return [word] if named == [Path(word)] else [str(path) for path in named]
 
 
 def _is_baseline(word: str, *, alone: bool, db: str | None) -> bool:
@@ -125,13 +133,19 @@ def _there_is_baseline(name: str, db: str | None) -> bool:
 
 
 def loaded(
-    side: Side, reading: Reading, *, db: str | None = None, keep: Callable[[Loaded], None] | None = None
+    side: Side,
+    reading: Reading,
+    where: Where,
+    *,
+    db: str | None = None,
+    keep: Callable[[Loaded], None] | None = None,
 ) -> list[Run]:
     """The runs of a side that is no baseline, read from files or from the results database, kept runs first.
 
     Args:
         side: what was given.
         reading: how files are read.
+        where: where they are.
         db: results database.
         keep: called with every run that was read from files.
 
@@ -148,7 +162,7 @@ def loaded(
             )
         runs.append(_kept_run(number, db))
     for source in side.sources:
-        run = load_one(source, reading)
+        run = load_one(source, reading, where)
         if keep is not None:
             keep(run)
         runs.append(run.run)
@@ -173,6 +187,7 @@ def keeper(db: str | None, label: str | None) -> Callable[[Loaded], None]:
 def other_runs(
     side: Side,
     reading: Reading,
+    where: Where,
     compared: Callable[[], Sequence[str]],
     *,
     db: str | None,
@@ -183,6 +198,7 @@ def other_runs(
     Args:
         side: the other side.
         reading: how the runs are read.
+        where: where they are.
         compared: SHA-256 of the reports that are compared with it; asked for only where it is a baseline.
         db: results database.
         keep: called with every run that was read from files.
@@ -193,7 +209,7 @@ def other_runs(
     """
     if side.baseline is not None:
         return baseline_for(side.baseline, reading, compared(), db=db).runs
-    return loaded(side, reading, db=db, keep=keep)
+    return loaded(side, reading, where, db=db, keep=keep)
 
 
 def hashes_of(side: Side, *, db: str | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nsysddp.evidence.claims import check
 from nsysddp.evidence.claims.claim import Claim, Verdict
 from nsysddp.evidence.claims.reading import parse
-from nsysddp.evidence.sources import Loaded, Reading, Source
+from nsysddp.evidence.sources import USUAL, Loaded, Reading, Source, Where
 from nsysddp.model.names import visible
 from nsysddp.questions.request import Request as Asked
 
@@ -81,7 +81,9 @@ class Evidence:
         return [*(("new", run) for run in self.new), *(("base", run) for run in self.base)]
 
 
-def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scratch: Path) -> Evidence:
+def prepare(
+    request: Request, new: Sequence[Source], base: Sequence[Source], scratch: Path, where: Where = USUAL
+) -> Evidence:
     """Redact, read and analyse the runs, compare the sides and answer the claims.
 
     Args:
@@ -89,6 +91,7 @@ def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scr
         new: the runs that the bundle is about.
         base: the runs that they are compared with.
         scratch: an empty folder for the copies; ``exports`` reads them there.
+        where: where they are read.
 
     Raises:
         UsageError: the sides are unlike; ReportError, CaptureError: as of reading.
@@ -112,6 +115,7 @@ def prepare(request: Request, new: Sequence[Source], base: Sequence[Source], scr
                 load_one(
                     replace(source, reports=tuple(copies), extra=()),
                     request.reading,
+                    where,
                     stands_for=[File.of(path) for path in source.files],
                     kept=recorded(source),
                 )

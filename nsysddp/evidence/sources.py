@@ -54,6 +54,25 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Where:
+    """Where reports are read, and what was read of them kept; it changes no number.
+
+    Attributes:
+        jobs: processes that read them; None: as many as suit them.
+        scheduler: address of a dask scheduler whose workers do, or ``local:N``.
+        cache: folder in which what was read is kept and used again.
+    """
+
+    jobs: int | None = None
+    scheduler: str | None = None
+    cache: Path | None = None
+
+
+USUAL = Where()
+"""In as many processes as suit the reports, and kept nowhere."""
+
+
+@dataclass(frozen=True)
 class Reading:
     """How reports are read and which part of them is taken; everything that changes a number.
 
@@ -328,18 +347,19 @@ def read_capture(path: Path) -> dict[str, Any]:
     return content
 
 
-def load_all(sources: Iterable[Source], reading: Reading) -> list[Loaded]:
+def load_all(sources: Iterable[Source], reading: Reading, where: Where = USUAL) -> list[Loaded]:
     """Read and analyse runs, one after the other.
 
     Raises:
         UsageError: two sides give one file twice; ReportError and CaptureError as when reading.
     """
-    return [load_one(source, reading) for source in sources]
+    return [load_one(source, reading, where) for source in sources]
 
 
 def load_one(
     source: Source,
     reading: Reading,
+    where: Where = USUAL,
     *,
     stands_for: Sequence[File] = (),
     kept: Recorded | None = None,
@@ -349,6 +369,7 @@ def load_one(
     Args:
         source: its files.
         reading: how to read them.
+        where: where to read them.
         stands_for: the files of the run in order, reports first; the reports to read are redacted copies of those and
             go by their names and hashes.
         kept: what the capture recorded, where its files are not there.
@@ -375,6 +396,9 @@ def load_one(
             launches=True,
             host_calls=True,
             shapes=True,
+            jobs=where.jobs,
+            scheduler=where.scheduler,
+            cache=where.cache,
         )
     if stands_for:
         originals = stands_for[: len(source.reports)]

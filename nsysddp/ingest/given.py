@@ -26,22 +26,35 @@ def reports_given(paths: Iterable[Path]) -> list[Path]:
 def reports_of(path: Path) -> list[Path]:
     """The reports that one path stands for, in natural order.
 
-    Of a folder these are the exports and reports in it (of a report and its export, the export), of ``@FILE`` what its
-    lines stand for (relative to its folder; ``#`` begins a remark), of a pattern what matches it. A path that is none
-    of these stands for itself, whether it can be read or not.
+    Of a folder these are the exports and reports in it (of a report and its export, the export); of a list or a pattern
+    those of what it names.
+
+    Raises:
+        UsageError: as of ``named_by``.
+    """
+    return [
+        report
+        for named in named_by(path)
+        for report in ((_in_folder(named) or [named]) if named.is_dir() and not is_export(named) else [named])
+    ]
+
+
+def named_by(path: Path) -> list[Path]:
+    """The files and folders that one path names.
+
+    Of ``@FILE`` what its lines name (relative to its folder; ``#`` begins a remark), of a pattern what matches it, in
+    natural order. A path that is neither names itself, whether it is there or not.
 
     Raises:
         UsageError: a list cannot be read, holds a list, or nothing matches a pattern.
     """
     if str(path).startswith("@"):
         return _listed(Path(str(path)[1:]))
-    if path.is_dir() and not is_export(path):
-        return _in_folder(path) or [path]
     if glob.has_magic(str(path)) and not path.exists():
         found = sorted(glob.glob(str(path), recursive=True), key=natural)  # noqa: PTH207 - of any base
         if not found:
             raise UsageError(f"nothing matches {visible(path.name)}")
-        return [report for one in found for report in reports_of(Path(one))]
+        return [Path(one) for one in found]
     return [path]
 
 
@@ -57,7 +70,7 @@ def _listed(path: Path) -> list[Path]:
     for line in named:
         if line.startswith("@"):
             raise UsageError("a list names reports, not lists", file=path, do="write ./@name if it is a file")
-    return reports_given(path.parent / line for line in named)
+    return [one for line in named for one in named_by(path.parent / line)]
 
 
 def _in_folder(folder: Path) -> list[Path]:

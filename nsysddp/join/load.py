@@ -57,7 +57,6 @@ def load(
     nsys: str | None = None,
     jobs: int | None = 1,
     scheduler: str | None = None,
-    place: Place | None = None,
     cache: str | Path | None = None,
     strict: bool = True,
     progress: Progress | None = None,
@@ -79,7 +78,6 @@ def load(
         jobs: processes that read reports; None: as many as suit them. A script that asks for more than one needs the
             usual ``if __name__ == "__main__"``.
         scheduler: address of a dask scheduler whose workers read reports, or ``local:N``.
-        place: the same as one value.
         cache: folder in which what was read is kept and used again.
         strict: raise an error if a report cannot be read, instead of going on without it (``Trace.missing``).
         progress: called while reports, or long tables, are read.
@@ -109,7 +107,7 @@ def load(
         nsys=nsys,
     )
     wanted.check()
-    where = place or Place.of(jobs, scheduler, paths)
+    where = Place.of(jobs, scheduler, paths)
     parts, missing = read_all(
         paths, wanted, where, cache=Path(cache) if cache else None, strict=strict, progress=progress
     )
