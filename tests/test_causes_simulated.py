@@ -177,7 +177,8 @@ def test_transfers_that_a_stopped_gpu_held_up_are_its_rank_s(tmp_path: Path, kin
 
 def test_a_rank_that_is_slow_in_all_its_kernels_holds_up_no_transfer() -> None:
     def longer(lengths: list[int]) -> pl.DataFrame:
-        return pl.DataFrame({"rank": 1, "own_ns": lengths, "longer_ns": [one - 100 for one in lengths]})
+        runs = pl.DataFrame({"rank": 1, "own_ns": lengths, "longer_ns": [one - 100 for one in lengths]})
+        return stopped.sums_of(runs)
 
     assert stopped.stopped_ranks(longer([140] * 10)) == []
     assert stopped.stopped_ranks(longer([100] * 9 + [400])) == [1]
