@@ -16,7 +16,7 @@ from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
 from nsysddp.join.load import load
 from nsysddp.model.result import Result
 from nsysddp.questions import context_of
-from nsysddp.questions.diagnosis import competing, costs, diagnose, merging, slowing, stopped
+from nsysddp.questions.diagnosis import competing, costs, diagnose, merging, pauses, slowing, stopped
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
@@ -177,11 +177,20 @@ def test_transfers_that_a_stopped_gpu_held_up_are_its_rank_s(tmp_path: Path, kin
 
 def test_a_rank_that_is_slow_in_all_its_kernels_holds_up_no_transfer() -> None:
     def longer(lengths: list[int]) -> pl.DataFrame:
-        return pl.DataFrame({"rank": 1, "own_ns": lengths, "longer_ns": [one - 100 for one in lengths]})
+        runs = pl.DataFrame({"rank": 1, "own_ns": lengths, "longer_ns": [one - 100 for one in lengths]})
+        return stopped.sums_of(runs)
 
     assert stopped.stopped_ranks(longer([140] * 10)) == []
     assert stopped.stopped_ranks(longer([100] * 9 + [400])) == [1]
     assert stopped.stopped_ranks(longer([100] * 10)) == []
+
+
+def test_a_pause_between_two_calls_is_seen_on_every_rank(tmp_path: Path) -> None:
+    job = Job("dp", ranks=3, steps=4, layers=3, planted=Planted("pause_all", 6e6, None, "optimizer", "sleep"))
+    paths = write(simulate(job), tmp_path, per_rank=False)
+    found = pauses.shared_pauses(context_of(load(paths, host_calls=True)))
+    for rank in range(3):
+        assert found[rank].length_ns == pytest.approx(4 * 6e6, rel=0.2)
 
 
 def test_a_pause_of_all_ranks_of_a_pipeline_makes_none_of_them_late(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ clocks nor the time at which a rank got what it needed take part.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from nsysddp.questions.collectives import Split
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
+    Steps = NDArray[np.int32]
     Floats = NDArray[np.float64]
 
 _FIRST_SHARE = 0.1
@@ -50,12 +52,40 @@ OWN = ("compute", "spin", "memory", "graph")
 """Classes of events that are a rank's own work."""
 
 
+@dataclass(frozen=True)
+class Line:
+    """The own line of a rank: its events by step and start, and how far the line had got ahead of each."""
+
+    rank: int
+    event: Rows
+    ahead: Ints
+
+    def __getitem__(self, part: slice) -> Line:
+        """A part of the line."""
+        return Line(self.rank, self.event[part], self.ahead[part])
+
+
+@dataclass(frozen=True)
+class Longer:
+    """Some events of the own line of a rank with peers: by how much more than theirs each part lasted.
+
+    Attributes:
+        line: the events.
+        gap: of the gap ahead of each, ns.
+        run: of what each adds to the line, ns.
+    """
+
+    line: Line
+    gap: Ints
+    run: Ints
+
+
 def longer_than_others(
     trace: Trace,
     attribution: Attribution,
     waiting: Mapping[int, Intervals],
     spinning: Mapping[int, Intervals],
-) -> pl.DataFrame:
+) -> Iterator[Longer]:
     """Both parts of every event of the own lines, against the median of the peers.
 
     Args:
@@ -64,26 +94,23 @@ def longer_than_others(
         waiting: per rank when it waited for communication (``waiting_in_gaps``, or its exposed communication).
         spinning: per rank when kernels of its collectives waited for other ranks.
 
-    Returns:
-        One row per event and part, ordered by rank and time: ``rank``, ``event``, ``is_gap``, ``start_ns``,
-        ``end_ns``, ``own_ns`` and ``longer_ns``, which is null for a rank without peers.
+    Yields:
+        Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
     """
-    lines = [_line(trace, rank, waiting[rank], spinning[rank]) for rank in trace.rank_numbers]
-    programs = _programs(trace, lines)
-    steps = np.concatenate([attribution.step[line["event"].to_numpy()] for line in lines])
-    counts = np.bincount(steps + 1, minlength=1)
-    parts: list[list[pl.DataFrame]] = [[] for _ in lines]
-    for low, high in _together(counts):
-        some = [line.filter(_in_steps(attribution, line, low - 1, high - 1)) for line in lines]
-        for kept, longer in zip(parts, _longer(trace, attribution, some, programs), strict=True):
-            kept.append(longer)
-    return pl.concat(
-        pl.concat(of_rank).sort("end_ns", "start_ns", "event", maintain_order=True) for of_rank in parts
-    )
+    step = attribution.step
+    lines = [_line(trace, rank, step) for rank in trace.rank_numbers]
+    size = int(step.max(initial=-1)) + 2  # -1 is a step too
+    counts = np.stack([np.bincount(step[line.event] + 1, minlength=size) for line in lines])
+    begin = np.concatenate([np.zeros((len(lines), 1), dtype=np.int64), counts.cumsum(axis=1)], axis=1)
+    programs = [program for program in _programs(trace, lines) if len(program) > 1]
+    for first, last in _together(counts.sum(axis=0)):
+        for program in programs:
+            some = [lines[place][begin[place, first] : begin[place, last]] for place in program]
+            yield from _longer(trace, step, some, waiting, spinning)
 
 
 _EVENTS_AT_A_TIME = 500_000
-"""Events of whole steps that are compared together: their keys take ten times their memory."""
+"""Events of whole steps that are compared together: what is known of them takes ten times their memory."""
 
 
 def _together(counts: Ints) -> Iterator[tuple[int, int]]:
@@ -96,54 +123,44 @@ def _together(counts: Ints) -> Iterator[tuple[int, int]]:
             first, total = place, 0
 
 
-def _in_steps(attribution: Attribution, line: pl.DataFrame, first: int, last: int) -> pl.Series:
-    """Which events of a line were launched in these steps (-1: in none)?"""
-    step = attribution.step[line["event"].to_numpy()]
-    return pl.Series((step >= first) & (step < last))
-
-
 def _longer(
-    trace: Trace, attribution: Attribution, lines: Sequence[pl.DataFrame], programs: pl.DataFrame
-) -> list[pl.DataFrame]:
-    """Both parts of the events of some steps, rank by rank, as ``longer_than_others`` gives them."""
-    table = pl.concat(lines)
-    event = table["event"].to_numpy()
-    start, end = (trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
-    ahead = table["ahead"].to_numpy()
-    run_start = np.clip(ahead, start, end)
-    keyed = _with_same(
-        table.select(
-            "rank",
-            "event",
-            step=attribution.step[event].astype(np.int64),
-            name=trace.events["name"].to_numpy()[event].astype(np.int64),
-        ),
-        programs,
-    )
-    same, peers = keyed["same"].to_numpy(), keyed["peers"].to_numpy()
-    spun = table["spun"].to_numpy()
-    slowed = np.bincount(same, spun)[same] - spun > spun if same.size else same > 0
-    parts = []
-    for is_gap, own, begin, finish in (
-        (True, table["gap"].to_numpy(), np.minimum(ahead, start), start),
-        (False, end - run_start, run_start, end),
-    ):
-        longer = own - median_of_others(same, own, peers)
-        if not is_gap:
-            longer = np.where((longer < 0) & slowed, 0.0, longer)
-        parts.append(
-            table.select(
-                "rank",
-                "event",
-                is_gap=pl.lit(is_gap),
-                start_ns=begin,
-                end_ns=finish,
-                own_ns=own,
-                longer_ns=pl.Series(longer).fill_nan(None).round().cast(pl.Int64),
-            )
-        )
-    firsts = np.cumsum([0, *(line.height for line in lines)]).tolist()
-    return [pl.concat(part[a:b] for part in parts) for a, b in pairwise(firsts)]
+    trace: Trace,
+    step: Steps,
+    lines: Sequence[Line],
+    waiting: Mapping[int, Intervals],
+    spinning: Mapping[int, Intervals],
+) -> Iterator[Longer]:
+    """The events of some steps of the ranks of one program."""
+    start, end, name = (trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
+    same = _same([step[line.event] for line in lines], [name[line.event] for line in lines])
+    shape = len(lines), 1 + max(int(groups.max(initial=-1)) for groups in same)
+    gap, run, spun = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
+        begin, finish = start[line.event], end[line.event]
+        gap_start, run_start = np.minimum(line.ahead, begin), np.clip(line.ahead, begin, finish)
+        gap[row, groups] = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
+        run[row, groups] = finish - run_start
+        spun[row, groups] = spinning[line.rank].length_within(run_start, finish)
+    slowed = spun.sum(axis=0) - spun > spun
+    longer_gap, longer_run = gap - _median_of_other_rows(gap), run - _median_of_other_rows(run)
+    longer_run[(longer_run < 0) & slowed] = 0.0
+    for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
+        yield Longer(line, _whole(longer_gap[row, groups]), _whole(longer_run[row, groups]))
+
+
+def _whole(value: Floats) -> Ints:
+    return np.rint(value).astype(np.int64)
+
+
+def _median_of_other_rows(value: Ints) -> Floats:
+    """For each value the median of the others in its column; of two rows at least."""
+    ordered, others = np.sort(value, axis=0), len(value) - 1
+
+    def at(middle: int) -> Ints:  # without one of the values that are there, those not below it move down
+        found: Ints = np.where(value > ordered[middle], ordered[middle], ordered[middle + 1])
+        return found
+
+    return (at((others - 1) // 2) + at(others // 2)) / 2
 
 
 def own_lateness(
@@ -161,70 +178,80 @@ def own_lateness(
         Mean ns a step; ranks without peers are left out.
     """
     exposed = {
-        rank: (split.transfer | split.wait | split.unsplit) - trace.union(rank, OWN)
+        rank: (split.transfer | split.wait | split.unsplit) - trace.fresh_union(rank, OWN)
         for rank, split in splits.items()
     }
-    longer = longer_than_others(
-        trace, attribution, exposed, {rank: split.wait for rank, split in splits.items()}
-    )
-    step = attribution.step[longer["event"].to_numpy()]
-    rank = longer["rank"].to_numpy()
-    value = longer["longer_ns"]
-    known = value.is_not_null().to_numpy()
-    made = {}
-    for number, steps in steady.items():
-        mine = (rank == number) & known & np.isin(step, np.asarray(steps, dtype=np.int64))
-        if mine.any():
-            made[number] = float(value.to_numpy()[mine].sum()) / max(len(steps), 1)
+    spinning = {rank: split.wait for rank, split in splits.items()}
+    total: dict[int, int] = {}
+    for longer in longer_than_others(trace, attribution, exposed, spinning):
+        rank = longer.line.rank
+        counts = np.isin(
+            attribution.step[longer.line.event], np.asarray(steady.get(rank, ()), dtype=np.int64)
+        )
+        if counts.any():
+            total[rank] = total.get(rank, 0) + int(longer.gap[counts].sum() + longer.run[counts].sum())
+    return {rank: float(total[rank]) / len(steady[rank]) for rank in steady if rank in total}
+
+
+def _same(steps: Sequence[Steps], names: Sequence[Rows]) -> list[Ints]:
+    """What is the same part on several ranks of one program: a number for each event of each rank.
+
+    Args:
+        steps: of each rank the steps of its events; all of whole steps.
+        names: of each rank the names of its events.
+    """
+    low = min(int(step.min(initial=0)) for step in steps)
+    width = 1 + max(int(name.max(initial=0)) for name in names)
+    work = [(step - low).astype(np.int64) * width + name for step, name in zip(steps, names, strict=True)]
+    found = [np.unique(codes, return_counts=True) for codes in work]
+    code, count = _side_by_side(found)
+    of_step = np.flatnonzero(np.diff(code // width, prepend=-1)) if code.size else code
+    differ = (count != count[0]).any(axis=0)
+    events = np.add.reduceat(count, of_step, axis=1) if code.size else count
+    by_place = np.logical_or.reduceat(differ, of_step) if code.size else differ
+    by_place &= (events == events[0]).all(axis=0)
+    if by_place.any():
+        steps_by_place = code[of_step[by_place]] // width
+        work = [
+            np.where(np.isin(codes // width, steps_by_place), codes // width * width, codes) for codes in work
+        ]
+        code, count = _side_by_side([np.unique(codes, return_counts=True) for codes in work])
+    first = np.cumsum(count.max(axis=0, initial=0)) - count.max(axis=0, initial=0)
+    return [_in_turn(codes, code, first) for codes in work]
+
+
+def _side_by_side(found: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """The codes of all ranks, ascending, and how often each rank has each; shape (ranks, codes)."""
+    code = np.unique(np.concatenate([codes for codes, _ in found]))
+    count = np.zeros((len(found), code.size), dtype=np.int64)
+    for row, (codes, counts) in enumerate(found):
+        count[row, np.searchsorted(code, codes)] = counts
+    return code, count
+
+
+def _in_turn(codes: Ints, code: Ints, first: Ints) -> Ints:
+    """The n-th event of each code gets the n-th number of it."""
+    place = np.searchsorted(code, codes)
+    order = np.argsort(
+        place.astype(np.uint16) if code.size <= 1 << 16 else place, kind="stable"
+    )  # radix sort
+    count = np.bincount(place, minlength=code.size)
+    made = np.empty(codes.size, dtype=np.int64)
+    made[order] = np.repeat(first - np.cumsum(count) + count, count) + np.arange(codes.size)
     return made
 
 
-def _with_same(lines: pl.DataFrame, programs: pl.DataFrame) -> pl.DataFrame:
-    """Own lines with what is the same part on several ranks: ``same``, and how many ``peers`` there are.
-
-    Args:
-        lines: ``rank``, ``event``, ``step`` and ``name`` of whole steps.
-        programs: ``rank``, ``program``, and its ``size``.
-    """
-    size = programs.select("program", "size").unique()
-    lines = lines.join(programs, on="rank", how="left", maintain_order="left")
-    counts = lines.group_by("program", "step", "name", "rank").len()
-    alike = (
-        counts.group_by("program", "step", "name")
-        .agg(is_alike=pl.col("len").n_unique() == 1, ranks=pl.len())
-        .join(size, on="program")
-        .group_by("program", "step")
-        .agg(is_alike=(pl.col("is_alike") & (pl.col("ranks") == pl.col("size"))).all())
-    )
-    as_many = (
-        counts.group_by("program", "step", "rank")
-        .agg(pl.col("len").sum())
-        .join(size, on="program")
-        .group_by("program", "step")
-        .agg(is_as_many=(pl.col("len").n_unique() == 1) & (pl.len() == pl.col("size").first()))
-    )
-    key = ["program", "step"]
-    lines = lines.join(alike, on=key, how="left", maintain_order="left")
-    lines = lines.join(as_many, on=key, how="left", maintain_order="left")
-    by_place = pl.col("is_as_many") & ~pl.col("is_alike")
-    return (
-        lines.with_columns(name=pl.when(by_place).then(-1).otherwise("name"))
-        .with_columns(place=pl.col("event").cum_count().over("rank", "step", "name"))
-        .with_columns(
-            same=pl.struct("program", "step", "name", "place").rank("dense").cast(pl.Int64) - 1,
-            peers=pl.col("size") - 1,
-        )
-    )
-
-
-def _programs(trace: Trace, lines: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Which ranks run the same program: a number for each rank with a line, and how many ranks run it."""
+def _programs(trace: Trace, lines: Sequence[Line]) -> list[list[int]]:
+    """Which lines are of ranks that run the same program? Places of lines with events."""
     names = trace.events["name"].to_numpy()
     counts = pl.concat(
-        line.select("rank", name=names[line["event"].to_numpy()]).group_by("rank", "name").len()
+        pl.DataFrame({"name": found, "len": counts}).with_columns(rank=pl.lit(line.rank, pl.Int32))
         for line in lines
+        for found, counts in [np.unique(names[line.event], return_counts=True)]
     )
-    return _alike(counts)
+    place = {line.rank: number for number, line in enumerate(lines)}
+    together = _alike(counts).group_by("program", maintain_order=True).agg("rank")
+    return [[place[rank] for rank in ranks] for ranks in together["rank"].to_list()]
 
 
 def programs_of(trace: Trace) -> pl.DataFrame:
@@ -250,20 +277,13 @@ def _alike(counts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _line(trace: Trace, rank: int, waiting: Intervals, spinning: Intervals) -> pl.DataFrame:
-    """The own line of a rank: ``event``, how far it had got ``ahead`` of it, own time of the ``gap``, and ``spun``."""
+def _line(trace: Trace, rank: int, step: Steps) -> Line:
+    """The own line of a rank."""
     first, _ = trace.rows_of(rank)
-    rows, start, end, ahead = _ordered(trace, rank)
-    gap_start = np.minimum(ahead, start)
-    return pl.DataFrame(
-        {
-            "rank": np.full(rows.size, rank, dtype=np.int32),
-            "event": (first + rows).astype(np.int32),
-            "ahead": ahead,
-            "gap": start - gap_start - waiting.length_within(gap_start, start),
-            "spun": spinning.length_within(np.clip(ahead, start, end), end),
-        }
-    )
+    rows, _, _, ahead = _ordered(trace, rank)
+    event = (first + rows).astype(np.int32)
+    order = np.argsort(step[event], kind="stable")  # nearly in order, which a stable sort makes use of
+    return Line(rank, event[order], ahead[order])
 
 
 def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -274,8 +294,9 @@ def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
     events = trace.events_of(rank)
     rows = np.flatnonzero(trace.is_class(rank, OWN))
     start, end = events["start_ns"].to_numpy()[rows], events["end_ns"].to_numpy()[rows]
-    order = np.lexsort((end, start))
-    rows, start, end = rows[order], start[order], end[order]
+    if ((start[1:] < start[:-1]) | (start[1:] == start[:-1]) & (end[1:] < end[:-1])).any():
+        order = np.lexsort((end, start))
+        rows, start, end = rows[order], start[order], end[order]
     if not rows.size:
         return rows, start, end, start
     begin = start[0]

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 
 def executions(context: Context) -> pl.DataFrame:
-    """Every compute and spin kernel with its group, duration and time beside communication."""
+    """Every compute and spin kernel: ``rank``, what it is, ``duration_ns``, ``beside_ns`` communication, ``steady``."""
     work = Work.of(context.trace)
     parts: list[pl.DataFrame] = []
-    groups = 0
     for rank in context.trace.rank_numbers:
         kernels = kernels_of(context, rank, work)
-        texts = ["phase", "name", "grid", "block", "after"]  # of millions of rows
-        more = described(context, kernels, work).select(pl.col(texts).cast(pl.Categorical), "bytes")
-        parts.append(pl.concat([kernels.with_columns(pl.col("group") + groups), more], how="horizontal"))
-        groups += int(kernels["group"].max() or 0) + 1  # type: ignore[arg-type]
+        group = kernels["group"].to_numpy()
+        # Millions of rows of few groups: a group is described once.
+        groups, first = np.unique(group, return_index=True)
+        texts = ["phase", "name", "grid", "block", "after"]
+        of_group = described(context, kernels[first], work).select(pl.col(texts).cast(pl.Categorical))
+        numbers = kernels.select(pl.col("rank").cast(pl.Int32), "duration_ns", "beside_ns", "steady")
+        parts.append(pl.concat([numbers, of_group[np.searchsorted(groups, group)]], how="horizontal"))
     return pl.concat(parts)
 
 
@@ -44,8 +46,8 @@ class Work:
     def of(cls, trace: Trace) -> Work:
         """The work of a trace loaded with shapes."""
         assert trace.shapes is not None
-        grid, block = _codes(trace.shapes["grid"]), _codes(trace.shapes["block"])
-        return cls(_combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace))
+        grid, block = codes(trace.shapes["grid"]), codes(trace.shapes["block"])
+        return cls(combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace))
 
 
 def kernels_of(context: Context, rank: int, work: Work) -> pl.DataFrame:
@@ -59,8 +61,8 @@ def kernels_of(context: Context, rank: int, work: Work) -> pl.DataFrame:
     rows = first + within
     ahead = work.ahead[rows]
     shape, after = np.split(dense(work.shape[np.concatenate([rows, ahead])]), 2)
-    phase = np.append(_codes(context.attribution.phases["phase"]), 0)[context.attribution.phase_range[rows]]
-    group = dense(_combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
+    phase = np.append(codes(context.attribution.phases["phase"]), 0)[context.attribution.phase_range[rows]]
+    group = dense(combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
     start, duration = start[within], (end - start)[within]
     return pl.DataFrame(
         {
@@ -130,7 +132,7 @@ def transfers_of(context: Context) -> pl.DataFrame:
     )
 
 
-def _codes(texts: pl.Series) -> NDArray[Any]:
+def codes(texts: pl.Series) -> NDArray[Any]:
     """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
     distinct = texts.unique().drop_nulls().cast(pl.String).sort()
     if texts.dtype == pl.Categorical:
@@ -150,7 +152,7 @@ def dense(values: Ints) -> Ints:
     return np.searchsorted(distinct, values).astype(np.int64)
 
 
-def _combined(*columns: NDArray[Any]) -> Ints:
+def combined(*columns: NDArray[Any]) -> Ints:
     """One number per distinct combination of columns of small numbers from 0."""
     number = np.zeros(columns[0].size, dtype=np.int64)
     for column in columns:

@@ -17,7 +17,6 @@ from nsysddp.questions.diagnosis.device import uneven_kernels
 from nsysddp.questions.diagnosis.lateness import OwnTime
 from nsysddp.questions.diagnosis.merging import Merging
 from nsysddp.questions.diagnosis.slowing import Slowing
-from nsysddp.questions.diagnosis.stopped import runs_of, stopped_ranks
 from nsysddp.questions.link import Link, link_reference_gbps
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class Facts:
     Attributes:
         buckets: ``BUCKET`` rows.
         own: what ranks take for the same work.
-        stopped: ranks whose GPU was stopped now and then.
         merging: would larger buckets help?
         slowing: by how much kernels are slower beside communication.
         transfers: of ``competing.transfers_beside``.
@@ -62,7 +60,6 @@ class Facts:
 
     buckets: pl.DataFrame
     own: OwnTime
-    stopped: list[int]
     merging: Merging
     slowing: Slowing
     transfers: pl.DataFrame
@@ -76,6 +73,11 @@ class Facts:
     link_activity: tuple[str, ...]
 
     @property
+    def stopped(self) -> list[int]:
+        """Ranks whose GPU was stopped now and then."""
+        return self.own.stopped
+
+    @property
     def link(self) -> Link | None:
         """Latency and bandwidth of the gradients' group, or without such of the one that moves most."""
         return self.merging.link
@@ -86,13 +88,11 @@ class Facts:
         trace = context.trace
         found = None if trace.shapes is None else context.contention
         transfers = transfers_beside(context)
-        own = OwnTime.of(context)
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
             buckets=context.buckets["bucket"],
-            own=own,
-            stopped=stopped_ranks(runs_of(context, own.longer)),
+            own=OwnTime.of(context),
             merging=Merging.of(context),
             slowing=Slowing.of(context),
             transfers=transfers,

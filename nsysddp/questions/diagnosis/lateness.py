@@ -23,9 +23,12 @@ import polars as pl
 from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.device import sharing_ranks
-from nsysddp.questions.own_time import longer_than_others, waiting_in_gaps
+from nsysddp.questions.diagnosis.stopped import stopped_ranks, sums_of
+from nsysddp.questions.own_time import Longer, longer_than_others, waiting_in_gaps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from numpy.typing import NDArray
 
     from nsysddp.questions import Context
@@ -38,33 +41,67 @@ Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 
 @dataclass(frozen=True)
 class OwnTime:
-    """What ranks take for the same work, against their peers.
+    """What ranks take for the same work, against their peers; without ranks on a shared GPU, whose times are mixed.
 
     Attributes:
         waiting: per rank when what came next on its own line hung on communication.
-        longer: of ``own_time.longer_than_others``; no rows of ranks on a shared GPU, whose lengths include each other.
+        longer: of each rank the parts of its own line (``own_time``) that were longer or shorter than its peers': their
+            ends in order, and by how much, ns.
+        stopped: ranks whose GPU was stopped now and then.
     """
 
     waiting: dict[int, Intervals]
-    longer: pl.DataFrame
+    longer: dict[int, tuple[Ints, Ints]]
+    stopped: list[int]
 
     @classmethod
     def of(cls, context: Context) -> OwnTime:
         """Compare the ranks."""
+        trace = context.trace
+        start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
         waiting = waiting_in_gaps(context.graph)
         spinning = {rank: split.wait for rank, split in context.splits.items()}
-        longer = longer_than_others(context.trace, context.attribution, waiting, spinning)
-        return cls(waiting, longer.filter(~pl.col("rank").is_in(list(sharing_ranks(context.trace)))))
+        shared = sharing_ranks(trace)
+        parts: dict[int, list[tuple[Ints, ...]]] = {}
+        sums = [sums_of(pl.DataFrame(schema={"rank": pl.Int32, "own_ns": pl.Int64, "longer_ns": pl.Int64}))]
+        for longer in longer_than_others(trace, context.attribution, waiting, spinning):
+            event, rank = longer.line.event, longer.line.rank
+            if rank in shared:
+                continue
+            runs = pl.DataFrame({"own_ns": end[event] - start[event], "longer_ns": longer.run})
+            sums.append(sums_of(runs.with_columns(rank=pl.lit(rank, pl.Int32))))
+            parts.setdefault(rank, []).extend(_uneven(longer, start[event], end[event]))
+        in_time = {rank: _in_time(parts.pop(rank)) for rank in list(parts)}
+        return cls(waiting, in_time, stopped_ranks(pl.concat(sums)))
+
+
+def _uneven(longer: Longer, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]]:
+    """End, start, event and difference of those parts that have one."""
+    ahead = longer.line.ahead
+    for begin, finish, value in (
+        (np.minimum(ahead, start), start, longer.gap),
+        (np.clip(ahead, start, end), end, longer.run),
+    ):
+        real = np.flatnonzero(value)
+        yield finish[real], begin[real], longer.line.event[real], value[real]
+
+
+def _in_time(parts: list[tuple[Ints, ...]]) -> tuple[Ints, Ints]:
+    """Ends and differences of the parts of one rank, by end, start and event."""
+    end, start, event, value = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(end, kind="stable")  # which makes use of what is in order already
+    tied = np.flatnonzero(np.diff(end[order]) == 0)
+    tied = np.union1d(tied, tied + 1)
+    these = order[tied]
+    order[tied] = these[np.lexsort((event[these], start[these], end[these]))]
+    return end[order], value[order]
 
 
 def lateness(own: OwnTime, pieces: pl.DataFrame) -> Spans:
     """The spans of each path in which its rank was late; what they say is the rank."""
     waiting = own.waiting
-    longer = own.longer.filter(pl.col("longer_ns").is_not_null() & (pl.col("longer_ns") != 0))
     stays = _stays(pieces)
-    stay, part = _parts_of(stays, longer)
-    value = longer["longer_ns"].to_numpy()[part]
-    end = longer["end_ns"].to_numpy()[part]
+    stay, end, value = _parts_of(stays, own.longer)
     kept = _kept(stay, value)
     real = np.flatnonzero(kept > 0)
     stay, end, kept = stay[real], end[real], kept[real]
@@ -93,22 +130,21 @@ def _stays(pieces: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _parts_of(stays: pl.DataFrame, longer: pl.DataFrame) -> tuple[Ints, Ints]:
-    """For each part that ends within a stay on its rank: the stay and the row of the part, in order of both."""
-    rank = longer["rank"].to_numpy()
-    end = longer["end_ns"].to_numpy()
-    first = np.zeros(stays.height, dtype=np.int64)
-    last = np.zeros(stays.height, dtype=np.int64)
+def _parts_of(stays: pl.DataFrame, longer: Mapping[int, tuple[Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
+    """For each part that ends within a stay on its rank: the stay, its end and difference, in order of stay and end."""
     on, opened, closed = (stays[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
-    for number in np.unique(on):
+    none = np.empty(0, dtype=np.int64)
+    found: list[tuple[Ints, Ints, Ints]] = [(none, none, none)]
+    for number in np.unique(on).tolist():
         mine = np.flatnonzero(on == number)
-        begin, stop = np.searchsorted(rank, (number, number + 1))
-        first[mine] = begin + np.searchsorted(end[begin:stop], opened[mine], side="right")
-        last[mine] = begin + np.searchsorted(end[begin:stop], closed[mine], side="right")
-    size = last - first
-    stay = np.repeat(np.arange(stays.height), size)
-    part = np.arange(stay.size) + np.repeat(first - np.cumsum(size) + size, size)
-    return stay, part
+        end, value = longer.get(number, (none, none))
+        first = np.searchsorted(end, opened[mine], side="right")
+        size = np.searchsorted(end, closed[mine], side="right") - first
+        part = np.arange(size.sum()) + np.repeat(first - np.cumsum(size) + size, size)
+        found.append((np.repeat(mine, size), end[part], value[part]))
+    stay, end, value = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(stay, kind="stable")
+    return stay[order], end[order], value[order]
 
 
 def _before(waiting: Intervals, end: Ints, own: Ints) -> Ints:

@@ -62,31 +62,44 @@ def within_shared_pauses(context: Context, parts: pl.DataFrame) -> NDArray[np.bo
 
 def _pauses(context: Context) -> pl.DataFrame:
     """``rank``, ``step``, ``phase``, ``start_ns`` and ``end_ns`` of every pause: gaps ahead of calls, and calls."""
+    numbers, first = context.graph.lines.ranks
+    silent = _waits_unresolved(context)
+    parts = [
+        _pauses_of(context, int(rank), slice(low, high), silent)
+        for rank, low, high in zip(numbers.tolist(), first[:-1].tolist(), first[1:].tolist(), strict=True)
+        if high > low
+    ]
+    return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def _pauses_of(context: Context, rank: int, line: slice, silent: NDArray[np.bool_]) -> pl.DataFrame:
+    """Those of one rank; first the gaps, then the calls."""
     graph = context.graph
-    lines = graph.lines
-    if not lines.start.size:
-        return pl.DataFrame()
-    rank = lines.rank.astype(np.int64)
-    ahead = np.append(True, rank[1:] != rank[:-1])
-    before = np.where(ahead, lines.start, np.append(0, np.maximum.accumulate(lines.end)[:-1]))
-    waited = np.where(lines.awaited >= 0, graph.end[np.maximum(lines.awaited, 0)], 0)
-    begin = np.concatenate([np.minimum(before, lines.start), np.clip(waited, lines.start, lines.end)])
-    end = np.concatenate([lines.start, lines.end])
-    call = np.tile(np.arange(rank.size), 2)
-    silent = np.append(np.zeros(rank.size, dtype=bool), _waits_unresolved(context))
-    long = np.flatnonzero((end - begin > LEAST_NS) & ~silent)
-    begin, end, call = begin[long], end[long], call[long]
-    launched = lines.leads_to[call]
-    step = np.where(launched >= 0, context.attribution.step[np.maximum(launched, 0)], -1)
-    return pl.DataFrame(
-        {
-            "rank": rank[call],
-            "step": step,
-            "phase": host_phases(context, rank[call], begin, end),
-            "start_ns": begin,
-            "end_ns": end,
-        }
-    )
+    start, end, awaited = graph.lines.start[line], graph.lines.end[line], graph.lines.awaited[line]
+    ahead = np.append(start[0], np.maximum.accumulate(end)[:-1])
+    waited = np.where(awaited >= 0, graph.end[np.maximum(awaited, 0)], 0)
+    parts = []
+    for begin, finish, chosen in (
+        (np.minimum(ahead, start), start, True),
+        (np.clip(waited, start, end), end, ~silent[line]),
+    ):
+        long = np.flatnonzero((finish - begin > LEAST_NS) & chosen)
+        opened, closed = begin[long], finish[long]
+        launched = graph.lines.leads_to[line][long]
+        step = np.where(launched >= 0, context.attribution.step[np.maximum(launched, 0)], -1)
+        owner = np.full(long.size, rank, dtype=np.int64)
+        parts.append(
+            pl.DataFrame(
+                {
+                    "rank": owner,
+                    "step": step,
+                    "phase": host_phases(context, owner, opened, closed),
+                    "start_ns": opened,
+                    "end_ns": closed,
+                }
+            )
+        )
+    return pl.concat(parts)
 
 
 def _waits_unresolved(context: Context) -> NDArray[np.bool_]:

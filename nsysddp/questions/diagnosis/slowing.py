@@ -22,10 +22,10 @@ import numpy as np
 import polars as pl
 
 from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, slowdowns
-from nsysddp.questions.contention.executions import executions
+from nsysddp.questions.contention.executions import codes, combined, dense, executions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from nsysddp.questions import Context
 
@@ -104,14 +104,12 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    kernels = kernels.select(
-        "rank",
-        "duration_ns",
-        "beside_ns",
-        same=pl.struct("name", "grid", "block", "phase", "after").rank("dense"),
-    )
+    texts = (kernels[name].cast(pl.Categorical) for name in ("name", "grid", "block", "phase", "after"))
+    same = dense(combined(*map(codes, texts)))
+    kernels = kernels.select("rank", "duration_ns", "beside_ns", same=pl.Series(same.astype(np.int32)))
     beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
-    known = beside.join(compared(kernels), on="same", how="left").sort("rank", "same")
+    found = pl.concat(map(compared, _together(kernels)))
+    known = beside.join(found, on="same", how="left").sort("rank", "same")
     made = {}
     for (rank,), own in known.group_by("rank", maintain_order=True):
         total = float(own["beside_ns"].sum())
@@ -124,6 +122,17 @@ def losses(context: Context) -> dict[int, Loss]:
         lost = min(mean, _MOST) if mean > STANDARD_ERRORS * error else 0.0
         made[int(str(rank))] = Loss(lost, float(weight.sum() / total))
     return made
+
+
+_AT_A_TIME = 1_000_000
+"""Executions that are compared together: what is known of each takes ten times their memory."""
+
+
+def _together(kernels: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The executions of some kernels at a time."""
+    parts = max(1, kernels.height // _AT_A_TIME)
+    for part in range(parts):
+        yield kernels.filter(pl.col("same") % parts == part)
 
 
 def compared(runs: pl.DataFrame) -> pl.DataFrame:

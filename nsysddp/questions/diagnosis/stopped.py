@@ -35,36 +35,39 @@ _WORTH = 0.02
 """What its kernels take longer is at least this share of what they should take."""
 
 
-def stopped_ranks(runs: pl.DataFrame) -> list[int]:
-    """The ranks that were stopped now and then.
+def sums_of(runs: pl.DataFrame) -> pl.DataFrame:
+    """What is asked of executions to tell whether their rank was stopped: sums of each rank.
 
     Args:
-        runs: ``rank``, ``own_ns`` and ``longer_ns`` (than its peers') of the events of a rank's own.
+        runs: ``rank``, ``own_ns`` and ``longer_ns`` (than its peers') of events of a rank's own.
     """
     usual = pl.col("own_ns") - pl.col("longer_ns")
     stopped = pl.col("own_ns") > _STOPPED * usual
     more = pl.col("longer_ns").clip(lower_bound=0)
     return (
-        runs.filter(usual > 0)
+        runs.filter(usual > 0, pl.col("own_ns") > 0)
         .group_by("rank")
         .agg(
-            few=usual.filter(stopped).sum() / usual.sum(),
-            most=more.filter(stopped).sum() / more.sum(),
-            worth=more.sum() / usual.sum(),
+            usual=usual.sum(),
+            usual_stopped=usual.filter(stopped).sum(),
+            more=more.sum(),
+            more_stopped=more.filter(stopped).sum(),
         )
-        .filter(pl.col("few") <= _FEW, pl.col("most") >= _MOST, pl.col("worth") >= _WORTH)
-        .sort("rank")["rank"]
-        .to_list()
     )
 
 
-def runs_of(context: Context, longer: pl.DataFrame) -> pl.DataFrame:
-    """Of the own parts of events those that are not the gaps ahead of them: rank, own and longer time."""
-    event = longer["event"].to_numpy()
-    start, end = (context.trace.events[name].to_numpy()[event] for name in ("start_ns", "end_ns"))
-    is_run = (longer["end_ns"].to_numpy() == end) & (end > start)
-    runs = longer.select("rank", "longer_ns", own_ns=pl.Series(end - start))
-    return runs.filter(pl.Series(is_run), pl.col("longer_ns").is_not_null())
+def stopped_ranks(sums: pl.DataFrame) -> list[int]:
+    """The ranks that were stopped now and then, from ``sums_of`` all their executions, in any number of parts."""
+    few = pl.col("usual_stopped") / pl.col("usual")
+    most = pl.col("more_stopped") / pl.col("more")
+    worth = pl.col("more") / pl.col("usual")
+    return (
+        sums.group_by("rank")
+        .sum()
+        .filter(few <= _FEW, most >= _MOST, worth >= _WORTH)
+        .sort("rank")["rank"]
+        .to_list()
+    )
 
 
 def stopped_transfers(
