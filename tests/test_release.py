@@ -20,7 +20,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT: dict[str, Any] = SETTINGS["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -137,3 +138,15 @@ def test_the_citation_has_what_citations_need() -> None:
     made = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(made)
     assert made["license"] == PROJECT["license"]
+
+
+def test_a_package_index_shows_no_link_or_picture_that_it_does_not_have() -> None:
+    hook = SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text("utf-8")
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert targets
+    assert all(target.startswith("https://") for target in targets)
+    assert "![" not in text
+    assert "| `analyze` | How much" in text
