@@ -4,6 +4,8 @@ Runs in an environment of its own, in which the tools are installed (``bench/REA
 
     python bench/peers.py nsys-ai EXPORT            nsys-ai, without a cache left from an earlier run
     python bench/peers.py hta EXPORT FOLDER         HolisticTraceAnalysis, on traces converted into FOLDER
+    python bench/peers.py tracelens EXPORT FOLDER   TraceLens's NcclAnalyser, likewise; every kernel of NCCL's is taken for an
+                                                    all-reduce of 4 MiB over all ranks, as in the sample delay_cap4
 """
 
 from __future__ import annotations
@@ -113,6 +115,37 @@ def hta(export: Path, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def tracelens(export: Path, folder: Path) -> list[dict[str, Any]]:
+    """Sums of latency and of skew over all collectives; what PyTorch's profiler writes beside a kernel is added."""
+    files = convert(export, folder)
+    ranks = str(sorted(files))
+    said = {
+        **{"Collective name": "allreduce", "dtype": "Float", "In split size": "[]", "Out split size": "[]"},
+        **{"In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "Group size": len(files)},
+        **{
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            "Process Group Ranks": ranks,
+        },
+    }
+    for path in map(Path, files.values()):
+        trace = json.loads(path.read_text())
+        for number, event in enumerate(trace["traceEvents"]):
+            event["args"]["External id"] = number
+            if event["cat"] == "kernel" and event["name"].startswith("nccl"):
+                event["args"].update(said)
+        path.write_text(json.dumps(trace))
+    from TraceLens import NcclAnalyser  # type: ignore[import-not-found]
+
+    table = NcclAnalyser(list(files.values()), len(files)).build_df_nccl_implicit_sync_cat()
+    return [
+        {
+            "latency_us": float(table["comm_latency"].sum()),
+            "skew_us": float(table["skew in start time"].sum()),
+        }
+    ]
+
+
 def pandas_sweep(export: Path) -> list[dict[str, Any]]:
     """What a notebook would do: all kernels in pandas, then the union of compute, of communication, and of both."""
     import pandas as pd  # type: ignore[import-not-found]
@@ -156,6 +189,8 @@ def main() -> None:
         answers = nsys_ai(export, sys.argv[3] if len(sys.argv) > 3 else "auto")
     elif tool == "pandas":
         answers = pandas_sweep(export)
+    elif tool == "tracelens":
+        answers = tracelens(export, Path(sys.argv[3]))
     else:
         answers = hta(export, Path(sys.argv[3]))
     sys.stdout.write(json.dumps(answers) + "\n")
