@@ -4,8 +4,8 @@ Runs in an environment of its own, in which the tools are installed (``bench/REA
 
     python bench/peers.py nsys-ai EXPORT            nsys-ai, without a cache left from an earlier run
     python bench/peers.py hta EXPORT FOLDER         HolisticTraceAnalysis, on traces converted into FOLDER
-    python bench/peers.py tracelens EXPORT FOLDER   TraceLens's NcclAnalyser, likewise; every kernel of NCCL's is taken for an
-                                                    all-reduce of 4 MiB over all ranks, as in the sample delay_cap4
+    python bench/peers.py tracelens EXPORT FOLDER   TraceLens's NcclAnalyser, likewise; every kernel of NCCL's is taken for
+                                                    an all-reduce of 4 MiB over all ranks, as in the sample delay_cap4
 """
 
 from __future__ import annotations
@@ -120,13 +120,16 @@ def tracelens(export: Path, folder: Path) -> list[dict[str, Any]]:
     files = convert(export, folder)
     ranks = str(sorted(files))
     said = {
-        **{"Collective name": "allreduce", "dtype": "Float", "In split size": "[]", "Out split size": "[]"},
-        **{"In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "Group size": len(files)},
-        **{
-            "Process Group Name": "0",
-            "Process Group Description": "default_pg",
-            "Process Group Ranks": ranks,
-        },
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "In split size": "[]",
+        "Out split size": "[]",
+        "In msg nelems": 1 << 20,
+        "Out msg nelems": 1 << 20,
+        "Group size": len(files),
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": ranks,
     }
     for path in map(Path, files.values()):
         trace = json.loads(path.read_text())
