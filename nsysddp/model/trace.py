@@ -28,6 +28,10 @@ _WORTH_THREADS = 200_000
 """Events from which on several ranks are worked on at a time."""
 
 
+_MOST_KEPT = 1 << 17
+"""Intervals of a union that is kept for the next who asks."""
+
+
 def in_parallel(tasks: Iterable[S], work: Callable[[S], T], *, events: int) -> list[T]:
     """The results of ``work`` for each task, in order, computed by a few threads where there are many events.
 
@@ -204,15 +208,19 @@ class Trace:
     def union(self, rank: int, classes: Iterable[str]) -> Intervals:
         """The union of the rank's events of the given classes, as disjoint ordered intervals.
 
-        Zero-length events take no part (definitions). Computed once per rank and set of classes.
+        Zero-length events take no part (definitions). Kept for the next who asks, unless it is so long that making it
+        again is cheaper than its memory.
         """
         key = (rank, frozenset(classes))
-        if key not in self._cache:
-            self._cache[key] = self.fresh_union(*key)
-        return self._cache[key]
+        found = self._cache.get(key)
+        if found is None:
+            found = self.fresh_union(*key)
+            if len(found) <= _MOST_KEPT:
+                self._cache[key] = found
+        return found
 
     def fresh_union(self, rank: int, classes: Iterable[str]) -> Intervals:
-        """As ``union``, for a set that is needed once: of millions of events it would be kept for nothing."""
+        """As ``union``, for a set that is needed once, and not kept."""
         events = self.events_of(rank)
         wanted = self.is_class(rank, classes)
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()

@@ -25,14 +25,19 @@ COPYING = r"(?i)^cu(da)?(Memcpy|Memset)"
 
 def is_allocation(names: pl.Series) -> NDArray[np.bool_]:
     """Which names are of calls that allocate or free memory, and can wait for all GPU work?"""
-    found = names.str.contains(ALLOCATING) & ~names.str.contains("Async")
-    flags: NDArray[np.bool_] = found.fill_null(False).to_numpy()
-    return flags
+    return are_like(names, ALLOCATING) & ~are_like(names, "Async")
 
 
 def is_copy(names: pl.Series) -> NDArray[np.bool_]:
     """Which names are of calls that copy?"""
-    flags: NDArray[np.bool_] = names.str.contains(COPYING).fill_null(False).to_numpy()
+    return are_like(names, COPYING)
+
+
+def are_like(names: pl.Series, pattern: str) -> NDArray[np.bool_]:
+    """Which names hold the pattern? Every name is looked at once."""
+    distinct = names.unique().drop_nulls()
+    alike = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
+    flags: NDArray[np.bool_] = names.is_in(alike.implode()).fill_null(False).to_numpy()
     return flags
 
 

@@ -46,9 +46,13 @@ def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
     lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
     shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     by_path = parts.group_by(*step, "path", "cause").agg(pl.col("cost_ns").sum())
-    by_path = by_path.with_columns(
-        family=pl.col("cause").replace_strict(_FAMILY, default=pl.col("cause"), return_dtype=pl.String)
-    ).join(count, on="step_index", how="left", nulls_equal=True)
+    by_path = (
+        by_path.with_columns(pl.col("cause").cast(pl.String))
+        .with_columns(
+            family=pl.col("cause").replace_strict(_FAMILY, default=pl.col("cause"), return_dtype=pl.String)
+        )
+        .join(count, on="step_index", how="left", nulls_equal=True)
+    )
 
     def least(of: pl.Expr) -> pl.Expr:  # on a path without it is 0
         return pl.when(pl.len() == pl.col("paths").first()).then(of.min()).otherwise(0)
@@ -101,6 +105,7 @@ def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
             rank=pl.when(ranks.n_unique() == 1).then(ranks.first()),
         )
         .filter(pl.col("cost_ns") > 0)
+        .with_columns(pl.col(by).cast(pl.String))  # of millions of rows they are numbers
         .sort("cause", "cost_ns", *by[1:], "rank", descending=[False, True, *[False] * 5], nulls_last=True)
     )
 
@@ -193,7 +198,10 @@ def costs_of(
 
 def _mostly(own: pl.DataFrame, value: pl.Expr) -> Any:
     """The value with most of the cost, if it has at least ``_SPREAD_OUT`` of it."""
-    sums = own.group_by(value=value).agg(pl.col("cost").sum()).sort("cost", "value", descending=[True, False])
+    sums = own.group_by(value=value).agg(pl.col("cost").sum())
+    if sums["value"].dtype == pl.Categorical:
+        sums = sums.with_columns(pl.col("value").cast(pl.String))
+    sums = sums.sort("cost", "value", descending=[True, False])
     if sums.is_empty() or sums["cost"][0] < _SPREAD_OUT * float(sums["cost"].sum()):
         return None
     return sums["value"][0]

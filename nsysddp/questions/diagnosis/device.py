@@ -137,29 +137,9 @@ def uneven_kernels(context: Context) -> tuple[int, str, int, int] | None:
         Rank, name, shortest and longest of the kernel that takes most time; None unless such kernels make up a third of
         a rank's computing.
     """
-    trace, attribution = context.trace, context.attribution
-    warm = [window.step for window in context.every_window.windows if window.is_warmup]
-    table = (
-        trace.events.select(pl.col("rank").cast(pl.Int64), "class", "name", "start_ns", "end_ns")
-        .with_columns(step=pl.Series(attribution.step), length=pl.col("end_ns") - pl.col("start_ns"))
-        .filter(pl.col("class") == "compute", pl.col("step") >= 0, ~pl.col("step").is_in(warm))
-    )
-    beside = np.zeros(table.height, dtype=np.int64)
-    rank, start, end = (table[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
-    for number in trace.rank_numbers:
-        mine = np.flatnonzero(rank == number)
-        beside[mine] = trace.union(number, ["communication"]).length_within(start[mine], end[mine])
-    place = pl.col("start_ns").rank("ordinal").over("rank", "step", "name")
+    trace = context.trace
     kernels = (
-        table.with_columns(place=place, beside=pl.Series(beside))
-        .group_by("rank", "name", "place")
-        .agg(
-            steps=pl.len(),
-            shortest=pl.col("length").min(),
-            longest=pl.col("length").max(),
-            total=pl.col("length").sum(),
-            beside=pl.col("beside").sum(),
-        )
+        pl.concat(_by_place(context, rank) for rank in trace.rank_numbers)
         .with_columns(total_of_rank=pl.col("total").sum().over("rank"))
         .filter(
             pl.col("steps") >= _FEW_STEPS,
@@ -174,3 +154,32 @@ def uneven_kernels(context: Context) -> tuple[int, str, int, int] | None:
         return None
     first = kernels.row(0, named=True)
     return first["rank"], trace.names["text"][first["name"]], first["shortest"], first["longest"]
+
+
+def _by_place(context: Context, rank: int) -> pl.DataFrame:
+    """What the kernels of a rank in one place of the steps took, over the steps that are no warm-up."""
+    trace, (first, last) = context.trace, context.trace.rows_of(rank)
+    warm = [window.step for window in context.every_window.windows if window.is_warmup]
+    step = context.attribution.step[first:last]
+    chosen = np.flatnonzero(trace.is_class(rank, ["compute"]) & (step >= 0) & ~np.isin(step, warm))
+    events = trace.events_of(rank).select("name", "start_ns", "end_ns")[chosen]
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    communication = trace.union(rank, ["communication"])
+    return (
+        events.with_columns(step=pl.Series(step[chosen]))
+        .select(
+            "name",
+            place=pl.col("start_ns").rank("ordinal").over("step", "name"),
+            length=pl.col("end_ns") - pl.col("start_ns"),
+            beside=pl.Series(communication.length_within(start, end)),
+        )
+        .group_by("name", "place")
+        .agg(
+            steps=pl.len(),
+            shortest=pl.col("length").min(),
+            longest=pl.col("length").max(),
+            total=pl.col("length").sum(),
+            beside=pl.col("beside").sum(),
+        )
+        .with_columns(rank=pl.lit(rank, pl.Int64))
+    )

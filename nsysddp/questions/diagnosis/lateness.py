@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
+    Rows = NDArray[np.int32]
+
+Part = tuple["Ints", "Ints", "Rows", "Ints"]
+"""End, start, event and difference of some parts of an own line."""
 
 Spans = tuple["Ints", "Ints", "Ints", "Ints"]
 """Path, start, end and what it says, of each span."""
@@ -62,7 +66,7 @@ class OwnTime:
         waiting = waiting_in_gaps(context.graph)
         spinning = {rank: split.wait for rank, split in context.splits.items()}
         shared = sharing_ranks(trace)
-        parts: dict[int, list[tuple[Ints, ...]]] = {}
+        parts: dict[int, list[Part]] = {}
         sums = [sums_of(pl.DataFrame(schema={"rank": pl.Int32, "own_ns": pl.Int64, "longer_ns": pl.Int64}))]
         for longer in longer_than_others(trace, context.attribution, waiting, spinning):
             event, rank = longer.line.event, longer.line.rank
@@ -75,7 +79,7 @@ class OwnTime:
         return cls(waiting, in_time, stopped_ranks(pl.concat(sums)))
 
 
-def _uneven(longer: Longer, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]]:
+def _uneven(longer: Longer, start: Ints, end: Ints) -> Iterator[Part]:
     """End, start, event and difference of those parts that have one."""
     ahead = longer.line.ahead
     for begin, finish, value in (
@@ -86,7 +90,7 @@ def _uneven(longer: Longer, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]
         yield finish[real], begin[real], longer.line.event[real], value[real]
 
 
-def _in_time(parts: list[tuple[Ints, ...]]) -> tuple[Ints, Ints]:
+def _in_time(parts: list[Part]) -> tuple[Ints, Ints]:
     """Ends and differences of the parts of one rank, by end, start and event."""
     end, start, event, value = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(end, kind="stable")  # which makes use of what is in order already

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+_NEEDED = ("step_index", "path_rank", "start_ns", "end_ns", "kind", "via", "rank", "event")
+
 OPEN_KINDS = ("unmatched_communication", "wait", "unknown", "graph")
 """Kinds of pieces of which the trace cannot tell what they are there for."""
 
@@ -45,7 +47,7 @@ def pieces_of(paths: Result) -> pl.DataFrame:
     numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
     return (
         paths["critical_path"]
-        .drop("step")
+        .select(*_NEEDED, pl.col("name", "phase").cast(pl.Categorical))
         .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
         .sort("path", "start_ns", maintain_order=True)
         .with_columns(
@@ -115,7 +117,8 @@ def cut_at_causes(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFr
     axis = GroupedAxis(times, int(path.max(initial=-1)) + 1)
     begins, ends = axis.place(path, start), axis.place(path, end)
     points = np.concatenate([begins, *(axis.place(of, edge) for of, edge in edges)])
-    points = np.unique(points)
+    points = np.sort(points)
+    points = points[np.diff(points, prepend=-1) > 0]
     owner = np.searchsorted(begins, points, side="right") - 1
     inside = (owner >= 0) & (points < ends[np.maximum(owner, 0)])
     points, owner = points[inside], owner[inside]
@@ -161,7 +164,7 @@ def _covered_by_own(points: Ints, rank: Ints, start: Ints, end: Ints, owner: Int
     """For each point, which lies on a rank: does any span of that rank hold it?"""
     held = np.zeros(points.size, dtype=bool)
     for one in np.unique(owner):
-        mine = owner == one
-        covered = Intervals.union_of(start[mine], end[mine]).length_within(points, points + 1) > 0
-        held |= covered & (rank == one)
+        mine, asked = owner == one, np.flatnonzero(rank == one)
+        late = Intervals.union_of(start[mine], end[mine])
+        held[asked] = late.length_within(points[asked], points[asked] + 1) > 0
     return held

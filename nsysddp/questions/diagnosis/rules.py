@@ -10,7 +10,8 @@ import polars as pl
 from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
-from nsysddp.questions.diagnosis.blocking import blocking_calls, is_allocation, is_copy
+from nsysddp.questions.diagnosis.blocking import are_like, blocking_calls, is_allocation, is_copy
+from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.path import host_phases
@@ -19,14 +20,21 @@ from nsysddp.questions.diagnosis.stopped import stopped_transfers
 from nsysddp.questions.diagnosis.transfers import MOVING, shares_of_transfers, transfer_causes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from nsysddp.questions import Context
 
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
 
 COMPUTATION, UNRESOLVED = "computation", "unresolved"
 """What the path holds beside causes: work that the step is there for, and what the trace cannot tell."""
+
+CAUSE = pl.Enum([*BY_CODE, COMPUTATION, UNRESOLVED])
+_NUMBER = {name: number for number, name in enumerate(CAUSE.categories)}
 
 HOST_KINDS = ("host", "host_gap", "sync")
 
@@ -41,36 +49,48 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     blocking = blocking_calls(context.graph, cut, host)
     parts = _named(context, cut, blocking)
     rules = _rules(context, facts, parts, kind, host, blocking >= 0)
-    cause = np.select([holds for _, holds in rules], [name for name, _ in rules], default=UNRESOLVED).astype(
-        object
+    cause = np.select(
+        [holds for _, holds in rules], [_NUMBER[name] for name, _ in rules], default=_NUMBER[UNRESOLVED]
     )
     transfer = kind == "transfer"
-    cause[transfer] = transfer_causes(context, facts, parts.filter(transfer))
+    cause[transfer] = [_NUMBER[name] for name in transfer_causes(context, facts, parts.filter(transfer))]
 
     base = parts.select(
         *("path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase"),
         *("event", "is_first"),
-    ).with_columns(pl.col("kind").cast(pl.String))
+    )
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
     rows = []
     for rank, part in stopped_transfers(context, facts.stopped, parts):
-        taken = np.where(np.isin(cause, MOVING), np.minimum(np.rint(part).astype(np.int64), left), 0)
-        left -= taken
-        of_rank = base.with_columns(cause=pl.lit("straggler"), rank=pl.lit(rank, pl.Int64))
-        rows.append(of_rank.with_columns(is_first=pl.lit(False), cost_ns=pl.Series(taken)))
+        row = _taken_from(base, left, part, _are(cause, MOVING), "straggler")
+        rows.append(row.with_columns(rank=pl.lit(rank, pl.Int64)))
     for other, part, allowed in (
         *shares_of_transfers(context, facts, parts),
         ("other_process", lengthened_by_others(context, parts), (COMPUTATION,)),
         _contention(context, facts, parts),
     ):
-        taken = np.where(np.isin(cause, allowed), np.minimum(np.rint(part).astype(np.int64), left), 0)
-        left -= taken
-        rows.append(base.with_columns(cause=pl.lit(other), is_first=pl.lit(False), cost_ns=pl.Series(taken)))
-    rows.insert(0, base.with_columns(cause=pl.Series(cause, dtype=pl.String), cost_ns=pl.Series(left)))
-    whole = pl.concat(rows, how="diagonal").filter(pl.col("cost_ns") > 0)
+        rows.append(_taken_from(base, left, part, _are(cause, allowed), other))
+    first = CAUSE.categories.cast(CAUSE).gather(cause)
+    rows.insert(0, base.with_columns(cause=first, cost_ns=pl.Series(left)).filter(pl.col("cost_ns") > 0))
+    whole = pl.concat(rows)
     assert int(whole["cost_ns"].sum() or 0) == int(duration.sum())
     return whole
+
+
+def _are(cause: Ints, names: Sequence[str]) -> Flags:
+    """Which parts have one of these causes?"""
+    return np.isin(cause, [_NUMBER[name] for name in names])
+
+
+def _taken_from(base: pl.DataFrame, left: Ints, part: Floats, allowed: Flags, cause: str) -> pl.DataFrame:
+    """The parts of which something goes to another cause, as far as they have any left; takes it from ``left``."""
+    taken = np.where(allowed, np.minimum(np.rint(part).astype(np.int64), left), 0)
+    left -= taken
+    real = np.flatnonzero(taken > 0)
+    return base[real].with_columns(
+        is_first=pl.lit(False), cause=pl.lit(cause, CAUSE), cost_ns=pl.Series(taken[real])
+    )
 
 
 def _named(context: Context, cut: pl.DataFrame, blocking: NDArray[np.int64]) -> pl.DataFrame:
@@ -81,20 +101,25 @@ def _named(context: Context, cut: pl.DataFrame, blocking: NDArray[np.int64]) -> 
     calls = np.flatnonzero((blocking >= 0) & (cut["kind"] != "memory").to_numpy())
     start[calls], end[calls] = lines.start[blocking[calls]], lines.end[blocking[calls]]
     spent = np.flatnonzero((blocking >= 0) | cut["is_long"].to_numpy())
-    phases = np.full(cut.height, None, dtype=object)
-    phases[spent] = host_phases(context, rank[spent], start[spent], end[spent]).to_numpy()
-    names = cut["name"].to_numpy().copy()
+    phases = host_phases(context, rank[spent], start[spent], end[spent])
+    names = cut["name"]
     if calls.size:
-        names[calls] = context.trace.call_names(lines.row[blocking[calls]]).to_numpy()
+        names = _with(names, calls, context.trace.call_names(lines.row[blocking[calls]]))
     copies = np.flatnonzero((blocking >= 0) & (cut["kind"] == "memory").to_numpy())
     if copies.size:
         called = context.trace.call_names(lines.row[blocking[copies]])
         how = np.where(called.str.contains("Async").fill_null(False).to_numpy(), " (pageable)", " (blocking)")
-        names[copies] = [f"{name}{suffix}" for name, suffix in zip(names[copies], how, strict=True)]
-    return cut.with_columns(
-        name=pl.Series(names.tolist(), dtype=pl.String),
-        host_phase=pl.Series(phases.tolist(), dtype=pl.String),
-    )
+        names = _with(names, copies, names.gather(copies).cast(pl.String) + pl.Series(how))
+    unknown = pl.repeat(None, cut.height, dtype=pl.Categorical, eager=True)
+    return cut.with_columns(name=names, host_phase=_with(unknown, spent, phases))
+
+
+def _with(texts: pl.Series, rows: Ints, others: pl.Series) -> pl.Series:
+    """The texts, with others in these rows."""
+    place = np.arange(texts.len())
+    place[rows] = texts.len() + np.arange(rows.size)
+    made: pl.Series = pl.concat([texts, others.cast(pl.Categorical)]).gather(place)
+    return made
 
 
 def _rules(
@@ -114,7 +139,7 @@ def _rules(
     ready = gap & np.where(host, length > LAUNCH_NS, length > START_UP_NS)
     late = parts["late"].to_numpy() & ~np.isin(kind, COMMUNICATION_KINDS)
     late &= ~(host & within_shared_pauses(context, parts))
-    peer = memory & name.str.contains("PtoP|peer").fill_null(False).to_numpy()
+    peer = memory & are_like(name, "PtoP|peer")
     gradients, small = _launched_late(context, facts, parts)
     backward = (parts["phase"] == "backward").fill_null(False).to_numpy()
     compiled = backward & parts["rank"].is_in(facts.compiled).fill_null(False).to_numpy()
@@ -169,6 +194,7 @@ def _contention(
     for owner in context.trace.rank_numbers:
         beside = np.flatnonzero((rank == owner) & (kind == "compute"))
         communication = context.trace.union(owner, ["communication"])
-        share = np.array([facts.slowing.lost(owner, int(number)) for number in step[beside]])
+        steps, which = np.unique(step[beside], return_inverse=True)
+        share = np.array([facts.slowing.lost(owner, int(number)) for number in steps])[which]
         contended[beside] = share * communication.length_within(start[beside], end[beside])
     return "contention", contended, (COMPUTATION,)
