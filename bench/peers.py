@@ -4,8 +4,8 @@ Runs in an environment of its own, in which the tools are installed (``bench/REA
 
     python bench/peers.py nsys-ai EXPORT            nsys-ai, without a cache left from an earlier run
     python bench/peers.py hta EXPORT FOLDER         HolisticTraceAnalysis, on traces converted into FOLDER
-    python bench/peers.py tracelens EXPORT FOLDER   TraceLens's NcclAnalyser, likewise; every kernel of NCCL's is taken for
-                                                    an all-reduce of 4 MiB over all ranks, as in the sample delay_cap4
+    python bench/peers.py tracelens EXPORT FOLDER   TraceLens's NcclAnalyser, likewise; each kernel of NCCL's is taken
+                                                    for an all-reduce of 4 MiB over all ranks, as in the sample
 """
 
 from __future__ import annotations
