@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -497,3 +498,68 @@ def test_groups_of_ranks_and_late_ranks_are_on_the_page(mapped: Path) -> None:
     assert "Rank 2 is late in every step" in text
     assert 'id="communicators"' in text
     assert "reduced in or after backward" in text
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of forty ranks, of which the twenty-first is late."""
+    from simulation.export import write
+    from simulation.jobs import Job, Planted, simulate
+
+    from nsysddp.questions.stragglers import stragglers
+
+    folder = tmp_path_factory.mktemp("many")
+    job = Job(ranks=40, steps=3, layers=2, planted=Planted("slow_rank", 1.3, rank=20, phase="backward"))
+    context = context_of(load(write(simulate(job), folder, per_rank=False), launches=True, host_calls=True))
+    page = html_report(
+        analyze(context.trace), context=context, stragglers=stragglers(context), buckets=buckets(context)
+    )
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    return folder / "page.html"
+
+
+def test_of_many_ranks_the_late_one_is_drawn_and_any_other_when_it_is_asked_for(
+    driver: Any, many: Path
+) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.select import Select
+
+    opened(driver, many)
+    headings = [one.text for one in driver.find_elements(By.CSS_SELECTOR, "main h2")]
+    assert headings[:3] == ["Ranks by step", "Each rank", "Timeline"]
+    short = driver.find_elements(By.CSS_SELECTOR, "#ranks > .scroll tbody tr")
+    assert len(short) == 32
+    assert any(row.text.startswith("20") for row in short)
+    assert driver.find_element(By.CSS_SELECTOR, "#ranks summary").text == "All 40 ranks"
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#ranks details tbody tr")) == 40
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#table-of-bucket .findings li")) <= 3
+
+    drawn = set(
+        json.loads(driver.execute_script("return document.getElementById('timeline-data').textContent"))[
+            "drawn"
+        ]
+    )
+    assert len(drawn) == 32
+    assert 20 in drawn
+    tall = "return document.getElementById('timeline-plot').offsetHeight"
+    before = driver.execute_script(tall)
+    absent = next(rank for rank in range(40) if rank not in drawn)
+    Select(driver.find_element(By.ID, "go-rank")).select_by_visible_text(f"rank {absent}")
+    assert driver.execute_script(tall) > before
+    Select(driver.find_element(By.ID, "go-rank")).select_by_visible_text("rank 20")
+    box = "const at = document.getElementById('timeline').getBoundingClientRect();"
+    box += "return [at.top, at.bottom, innerHeight]"
+    top, bottom, window = driver.execute_script(box)
+    assert top < window
+    assert bottom > 0
+    check_quiet(driver, many)
+
+
+def test_jitter_is_not_painted_as_lateness(mapped: Path, many: Path) -> None:
+    """Full colour begins at 3 % of the step, from which on a rank is called late."""
+    for page in (mapped, many):
+        text = page.read_text(encoding="utf-8")
+        heat = json.loads(re.search(r'id="heat-data">(.*?)</script>', text, re.DOTALL)[1])
+        lateness = heat["figures"][0]
+        every = sorted(abs(value) for line in lateness["values"] for value in line)
+        assert lateness["least"] > 5 * every[len(every) // 2]

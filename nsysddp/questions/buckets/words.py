@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import polars as pl
 
+from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
@@ -63,10 +67,19 @@ def warnings_of(frame: pl.DataFrame) -> tuple[Warning, ...]:
     return tuple(made)
 
 
+_ALIKE = 1.1
+"""Ranks whose exposed time differs by less than this factor are one sentence."""
+
+_LEAST_NS = 1_000
+"""Exposed times below this are alike."""
+
+
 def findings_of(frame: pl.DataFrame) -> tuple[Finding, ...]:
-    """Buckets of each rank a steady step: how many, and the transfer that the last one leaves exposed; medians."""
+    """Buckets of a steady step: how many, and the transfer that the last one leaves exposed; medians of each rank.
+
+    Ranks of which the same is true are one finding, the longest exposed first.
+    """
     chosen = steady(frame.filter(pl.col("role") == "gradients", pl.col("step_index").is_not_null()))
-    made = []
     facts = (
         chosen.group_by("rank", "step_index")
         .agg(
@@ -76,19 +89,39 @@ def findings_of(frame: pl.DataFrame) -> tuple[Finding, ...]:
         )
         .group_by("rank")
         .agg(pl.col("buckets", "exposed", "last").median())
-        .sort("rank")
+        .sort("buckets", "exposed", "rank", descending=[False, True, False])
     )
-    for rank, count, exposed, last in facts.iter_rows():
-        made.append(
-            Finding(
-                code="buckets",
-                message=f"rank {rank}: {count:g} bucket{'' if count == 1 else 's'} a step, {ms(exposed):.3f} ms "
-                f"exposed, {ms(last):.3f} ms of it by the last one",
-                rank=rank,
-                value=exposed,
-                unit="ns",
-                rows=({"table": "bucket", "rank": rank},),
-                severity=exposed,
-            )
-        )
-    return tuple(made)
+    alike: list[list[dict[str, Any]]] = []
+    for row in facts.iter_rows(named=True):
+        if alike and _are_alike(alike[-1][0], row):
+            alike[-1].append(row)
+        else:
+            alike.append([row])
+    return tuple(_finding(rows) for rows in sorted(alike, key=lambda rows: -rows[0]["exposed"]))
+
+
+def _are_alike(most: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return bool(
+        row["buckets"] == most["buckets"] and most["exposed"] <= max(_ALIKE * row["exposed"], _LEAST_NS)
+    )
+
+
+def _finding(rows: Sequence[Mapping[str, Any]]) -> Finding:
+    ranks = sorted(row["rank"] for row in rows)
+    count, exposed = rows[0]["buckets"], rows[0]["exposed"]
+    buckets = f"{count:g} bucket{'' if count == 1 else 's'} a step"
+    times = f"{_range(rows, 'exposed')} ms exposed, {_range(rows, 'last')} ms of it by the last one"
+    return Finding(
+        code="buckets",
+        message=f"{ranks_text(ranks)}: {buckets}, {times}",
+        rank=ranks[0] if len(ranks) == 1 else None,
+        value=exposed,
+        unit="ns",
+        rows=tuple({"table": "bucket", "rank": rank} for rank in ranks),
+        severity=exposed,
+    )
+
+
+def _range(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    least, most = (f"{ms(of(row[name] for row in rows)):.3f}" for of in (min, max))
+    return least if least == most else f"{least} to {most}"

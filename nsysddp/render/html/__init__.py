@@ -18,7 +18,7 @@ from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
 from nsysddp.render.html.heat import heat_of
 from nsysddp.render.html.looks import all_looks, bar_of, legend, look_style, used_looks
-from nsysddp.render.html.packed import timeline_of
+from nsysddp.render.html.packed import few_of, timeline_of
 from nsysddp.render.html.places import Places
 from nsysddp.render.html.program import program
 from nsysddp.render.html.safe import environment, json_text, policy, template_text, trusted, vendored_text
@@ -73,7 +73,8 @@ def html_report(
     """
     long = _long_tables(result, buckets)
     path = None if critical_path is None else critical_path.tables["critical_path"]
-    timeline, columns = timeline_of(context, path)
+    first = _named_ranks(result, stragglers)
+    timeline, columns = timeline_of(context, path, first=first)
     places = Places(
         result,
         context,
@@ -87,7 +88,8 @@ def html_report(
         said = buckets.findings if buckets is not None and one["name"] == "bucket" else ()
         one["findings"] = [places.finding(each, f"bucket-{number}") for number, each in enumerate(said)]
     labels, figures = per_rank.figures(result)
-    bars = per_rank.bars(result)
+    bars = [(bar.rank, bar_of(f"rank {bar.rank}", bar.window_ns, bar.parts)) for bar in per_rank.bars(result)]
+    few = few_of([one.rank for one in figures], first)
     page_program, plot_program = program(), vendored_text("uPlot.iife.min.js")
     style = vendored_text("uPlot.min.css").strip() + "\n" + template_text("report.css") + look_style()
     parts = [
@@ -109,14 +111,16 @@ def html_report(
         findings=findings,
         answers=[*_largest_cause(diagnosis), *answers],
         spread=per_rank.spread(result),
-        contents=_contents(long, shown, has_map=heat is not None),
+        contents=_contents(long, shown, has_map=heat is not None, map_first=len(few) < len(figures)),
         ranks=rank_table(result, labels, figures),
+        few_ranks=rank_table(result, labels, figures, few) if len(few) < len(figures) else None,
         has_path=path is not None,
         legend=legend(timeline, path is not None),
         timeline_notes=_timeline_notes(timeline),
-        bars=[bar_of(f"rank {bar.rank}", bar.window_ns, bar.parts) for bar in bars],
+        bars=[bar for _, bar in bars],
+        few_bars=[bar for rank, bar in bars if rank in few] if len(few) < len(bars) else None,
         bars_caption=_bars_caption(result),
-        bars_legend=used_looks(bar.parts for bar in bars),
+        bars_legend=used_looks(bar.parts for bar in per_rank.bars(result)),
         heat=None if heat is None else stragglers_part(stragglers, places, heat),
         long_tables=long,
         parts=shown,
@@ -141,18 +145,33 @@ def _long_tables(result: Result, buckets: Part | None) -> list[dict[str, Any]]:
 
 
 def _contents(
-    long: list[dict[str, Any]], parts: list[dict[str, Any]], *, has_map: bool
+    long: list[dict[str, Any]], parts: list[dict[str, Any]], *, has_map: bool, map_first: bool
 ) -> list[tuple[str, str]]:
-    """Anchors and names of all sections, in the page's order."""
+    """Anchors and names of all sections, in the page's order; of many ranks their map by steps comes first."""
+    by_step = [("ranks-by-step", "Ranks by step")] if has_map else []
     return [
+        *(by_step if map_first else []),
         ("ranks", "Ranks"),
         ("timeline", "Timeline"),
         ("decomposition", "Time"),
-        *([("ranks-by-step", "Ranks by step")] if has_map else []),
+        *([] if map_first else by_step),
         *((one["anchor"], one["short"]) for one in long),
         *((part["anchor"], part["title"]) for part in parts),
         ("provenance", "Provenance"),
     ]
+
+
+def _named_ranks(result: Result, stragglers: Part | None) -> list[int]:
+    """Ranks to show first where there are many: those that findings name, the slowest, the fastest."""
+    found = [*result.findings, *(() if stragglers is None else stragglers.findings)]
+    named = [one.rank for one in found if one.rank is not None]
+    order = [
+        rank
+        for _, rank in sorted(
+            (one.window_ns, one.rank) for one in per_rank.figures(result)[1] if one.window_ns is not None
+        )
+    ]
+    return [*named, *order[-1:], *order[:1]]
 
 
 def _largest_cause(diagnosis: Part | None) -> list[tuple[str, Sequence[str]]]:
@@ -220,7 +239,12 @@ def _timeline_notes(timeline: dict[str, Any]) -> list[str]:
             "how much of each piece is covered is exact."
         )
     if timeline["ranks_left_out"]:
-        notes.append(f"{timeline['ranks_left_out']:,} ranks are not drawn: the others are evenly spread.")
+        notes.append(f"Of {timeline['ranks_left_out']:,} ranks the page holds no events.")
+    if len(timeline["drawn"]) < len(timeline["ranks"]):
+        notes.append(
+            f"{len(timeline['drawn'])} of {len(timeline['ranks']):,} ranks are drawn: those that findings name, the "
+            "slowest, the fastest, and evenly spread ones. Others are drawn when they are chosen above or in the map."
+        )
     if timeline["path"] and timeline["path"]["left_out"]:
         notes.append(f"{timeline['path']['left_out']:,} short pieces of the critical path are not drawn.")
     return notes

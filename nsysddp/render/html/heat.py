@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from nsysddp.render.html.sections import Part
 
 _FIGURES = (
-    ("lateness_ns", "own time beyond the peers'", "ns"),
-    ("exposed_communication_ns", "exposed communication", "ns"),
-    ("busbw_gbps", "bus bandwidth", "gbps"),
+    ("lateness_ns", "own time beyond the peers'", "ns", 0.03),
+    ("exposed_communication_ns", "exposed communication", "ns", 0.0),
+    ("busbw_gbps", "bus bandwidth", "gbps", 0.0),
 )
-"""Column of ``lateness``, its name on the page, its unit."""
+"""Column of ``lateness``, its name on the page, its unit, and the share of the step that is full colour at least.
+
+From 3 % of the step on a rank is called late: jitter must not look like it.
+"""
 
 _MOST_CELLS = 120_000
 """More steps are left out at the end: a page stays within its bounds."""
@@ -28,7 +31,8 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
 
     Returns:
         ``ranks`` and ``hosts`` by row, ``steps`` (names) and ``indexes`` by column, ``left_out`` steps, ``figures``
-        (each with its values by row and column, in us or GB/s, null where unknown), ``orders`` of the rows by name.
+        (each with its values by row and column, in us or GB/s, null where unknown, and the least that is full colour),
+        ``orders`` of the rows by name.
     """
     if part is None or "lateness" not in part.tables:
         return None
@@ -42,7 +46,8 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
     row = np.searchsorted(ranks["rank"].to_numpy(), frame["rank"].to_numpy())
     column = np.searchsorted(kept["step_index"].to_numpy(), frame["step_index"].to_numpy())
     figures = []
-    for name, label, unit in _FIGURES:
+    step_ns = float(np.median(frame["window_ns"].to_numpy()))
+    for name, label, unit, least in _FIGURES:
         scale = 1e3 if unit == "ns" else 1.0
         table = np.full((ranks.height, kept.height), np.nan)
         table[row, column] = frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy() / scale
@@ -50,7 +55,9 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
             values = [
                 [None if np.isnan(value) else round(value, 1) for value in line] for line in table.tolist()
             ]
-            figures.append({"name": label, "unit": unit, "values": values})
+            figures.append(
+                {"name": label, "unit": unit, "values": values, "least": round(least * step_ns / scale, 1)}
+            )
     if not figures:
         return None
     hosts = ranks["host"].to_list()

@@ -23,7 +23,7 @@ import polars as pl
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import visible
 from nsysddp.questions.steps import Selection, windows
-from nsysddp.render.lanes import MOST_RANKS, MOST_RANKS_IN_FULL, Row, scene_of, with_work
+from nsysddp.render.lanes import MOST_RANKS_IN_FULL, Row, scene_of, with_work
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,12 @@ MOST_PATH_PIECES = 150_000
 
 MOST_BYTES = 8_800_000
 """Bytes of all columns at most; in base64 they are a third more."""
+
+MOST_DRAWN = 32
+"""Ranks that the page shows at once; the others when they are asked for."""
+
+_MOST_HELD = 1_024
+"""Ranks of which a page holds the events at most."""
 
 _TELLING = frozenset({"communication", "exposed"})
 """Lanes that a reader zooms into for their edges: two thirds of the pieces are theirs."""
@@ -172,6 +178,7 @@ def timeline_of(
     context: Context,
     path: pl.DataFrame | None = None,
     *,
+    first: Sequence[int] = (),
     most_events: int = MOST_EVENTS,
     most_pieces: int = MOST_PIECES,
     most_bytes: int = MOST_BYTES,
@@ -181,6 +188,7 @@ def timeline_of(
     Args:
         context: what the analyses share; its windows decide which part of time is shown.
         path: the table ``critical_path``, if it is known.
+        first: ranks that are drawn first where there are too many to draw at once; none: evenly spread ones.
         most_events: events kept at most.
         most_pieces: pieces of all interval sets at most.
         most_bytes: bytes of all columns at most; fewer events are kept until that holds.
@@ -189,9 +197,11 @@ def timeline_of(
         The document, ready for JSON, in which a column is ``[offset, count]`` and times are relative to ``origin_ns``;
         and the columns' bytes in base64.
     """
-    rows = _rows(context)
+    rows = _rows(context, first)
+    drawn = few_of([row.rank for row in rows], first)
     while True:
         document, columns = _packed(context, rows, path, most_events, most_pieces)
+        document["drawn"] = drawn
         if columns.size <= most_bytes or not document["events"]:
             return document, columns.text()
         most_events = int(min(most_events, document["events"]) * min(0.9, most_bytes / columns.size))
@@ -273,15 +283,23 @@ def _packed(
     return document, columns
 
 
-def _rows(context: Context) -> list[Row]:
-    """Every lane of each rank; of very many ranks evenly spread ones."""
-    ranks = with_work(context, context.trace.rank_numbers)
-    if len(ranks) > MOST_RANKS:
-        places = np.linspace(0, len(ranks) - 1, MOST_RANKS).round().astype(int)
-        ranks = [ranks[place] for place in places.tolist()]
+def few_of(ranks: Sequence[int], first: Sequence[int], most: int = MOST_DRAWN) -> list[int]:
+    """At most so many of these ranks, ascending: those that come first, and evenly spread ones."""
+    if len(ranks) <= most:
+        return list(ranks)
+    known = set(ranks)
+    chosen = [rank for rank in dict.fromkeys(first) if rank in known][:most]
+    others = [rank for rank in ranks if rank not in chosen]
+    places = np.linspace(0, len(others) - 1, most - len(chosen)).round().astype(int)
+    return sorted([*chosen, *(others[place] for place in places.tolist())])
+
+
+def _rows(context: Context, first: Sequence[int]) -> list[Row]:
+    """Every lane of each rank; of more than a page holds, those that come first and evenly spread ones."""
+    ranks = few_of(with_work(context, context.trace.rank_numbers), first, _MOST_HELD)
     rows: list[Row] = []
-    for first in range(0, len(ranks), MOST_RANKS_IN_FULL):
-        rows += scene_of(context, _WIDTH_IN, ranks[first : first + MOST_RANKS_IN_FULL]).rows
+    for begin in range(0, len(ranks), MOST_RANKS_IN_FULL):
+        rows += scene_of(context, _WIDTH_IN, ranks[begin : begin + MOST_RANKS_IN_FULL]).rows
     return rows
 
 

@@ -12,6 +12,8 @@ from nsysddp.questions.tables import every_table
 from nsysddp.render import per_rank
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nsysddp.model.result import Result
 
 
@@ -84,19 +86,30 @@ NOUNS = {
 _JUMPS = frozenset({"collective", "overlap", "bucket"})
 
 
-def rank_table(result: Result, labels: list[str], figures: list[per_rank.Figures]) -> dict[str, Any]:
-    """One row a rank: its figures, the slowest and the fastest tagged, and where it ran."""
+def rank_table(
+    result: Result, labels: list[str], figures: list[per_rank.Figures], few: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """One row a rank: its figures, the slowest and the fastest tagged, and where it ran.
+
+    Args:
+        result: the answer of ``analyze``.
+        labels: heads of the figures.
+        figures: of every rank.
+        few: ranks that have a row; all by default. Links lead to the table of all.
+    """
     facts = {row["rank"]: row for row in result["rank"].to_dicts()}
     order = sorted((one.window_ns, one.rank) for one in figures if one.window_ns is not None)
     tags = {order[-1][1]: "slowest", order[0][1]: "fastest"} if len(order) > 1 else {}
     rows = []
     for one in figures:
+        if few is not None and one.rank not in few:
+            continue
         fact = facts[one.rank]
         place = [fact["host"], None if fact["device"] is None else f"device {fact['device']}"]
         where = ", ".join(word for word in (*place, fact["gpu_name"]) if word)
         rows.append(
             {
-                "id": f"rank-{one.rank}",
+                "id": f"rank-{one.rank}" if few is None else None,
                 "tag": tags.get(one.rank),
                 "cells": [str(one.rank), *one.cells, where],
             }

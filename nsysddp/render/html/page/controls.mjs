@@ -70,6 +70,7 @@ export class Controls {
   goToRank(rank) {
     const { timeline } = this;
     timeline.rank = rank;
+    timeline.draws(rank);
     timeline.at = undefined;
     timeline.redraw();
     this.sync();

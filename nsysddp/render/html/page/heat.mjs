@@ -13,6 +13,19 @@ const ends = () => (isDark()
 
 const mixed = (from, to, share) => `rgb(${from.map((value, place) => Math.round(value + (to[place] - value) * share)).join(",")})`;
 
+/** What is unknown is neither much nor little. */
+const hatched = (pen, ink) => {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 4;
+  const brush = tile.getContext("2d");
+  brush.strokeStyle = ink;
+  brush.lineWidth = 0.8;
+  brush.beginPath();
+  for (const at of [-4, 0, 4]) { brush.moveTo(at, 4); brush.lineTo(at + 4, 0); }
+  brush.stroke();
+  return pen.createPattern(tile, "repeat");
+};
+
 const told = (figure, value) => {
   if (value === null) return "unknown";
   return figure.unit === "ns" ? `${grouped(value / 1e3, 3)} ms` : `${grouped(value, 1)} GB/s`;
@@ -48,7 +61,7 @@ export class HeatMap {
   /** What stands for full colour: few cells are beyond it. */
   reach() {
     const known = this.shown.values.flat().filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
-    return known[Math.floor(0.995 * (known.length - 1))] || 1;
+    return Math.max(known[Math.floor(0.995 * (known.length - 1))] || 1, this.shown.least);
   }
 
   paint() {
@@ -66,13 +79,19 @@ export class HeatMap {
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     const colours = ends(), most = this.reach(), figure = this.shown;
+    const hatch = hatched(pen, style.getPropertyValue("--soft"));
     const edge = this.row > 6 && this.column > 6 ? 1 : 0;
     this.rows.forEach((row, place) => {
       figure.values[row].forEach((value, column) => {
-        if (value === null) return;
+        const at = [LABELS + column * this.column, TOP + place * this.row, this.column - edge, this.row - edge];
+        if (value === null) {
+          pen.fillStyle = hatch;
+          pen.fillRect(...at);
+          return;
+        }
         const share = Math.min(1, Math.abs(value) / most);
         pen.fillStyle = mixed(colours.none, value > 0 === (figure.unit === "ns") ? colours.more : colours.less, share);
-        pen.fillRect(LABELS + column * this.column, TOP + place * this.row, this.column - edge, this.row - edge);
+        pen.fillRect(...at);
       });
     });
     this.label(pen, style.getPropertyValue("--soft"));
@@ -83,8 +102,8 @@ export class HeatMap {
   scale(most) {
     const unit = this.shown.unit === "ns", reach = told(this.shown, most);
     return unit
-      ? `full orange: ${reach} and more; blue: less than the peers; empty: unknown`
-      : `full blue: ${reach} and more; paler is slower; empty: unknown`;
+      ? `full orange: ${reach} and more; blue: less than the peers; hatched: unknown`
+      : `full blue: ${reach} and more; paler is slower; hatched: unknown`;
   }
 
   label(pen, ink) {

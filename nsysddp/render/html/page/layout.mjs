@@ -6,9 +6,9 @@ const BRIEF = new Set(["compute", "communication", "exposed", "graph"]);
 const MOST_SUBROWS = 4;
 const MOST_LABELLED = 16;
 
-/** Which lane lies where, from the top; ``compact`` leaves out what many ranks have no room for. */
+/** Which lane of these ranks lies where, from the top; ``compact`` leaves out what many ranks have no room for. */
 export class Layout {
-  constructor(run, compact) {
+  constructor(run, compact, ranks) {
     const lanes = [];
     let top = 4;
     const add = (lane, height) => {
@@ -17,13 +17,13 @@ export class Layout {
     };
     const headers = [];
     // Very many ranks: a rank's name takes the place of its lanes' names, and only the first tells the steps.
-    this.dense = compact && run.ranks.length > MOST_LABELLED;
+    this.dense = compact && ranks.length > MOST_LABELLED;
     if (run.path) {
       const height = HEIGHTS.path + 13 * (run.path.rows - 1);
       add({ kind: "path", label: "critical path" }, height);
       top += 8;
     }
-    run.ranks.forEach((rank, place) => {
+    ranks.forEach((rank, place) => {
       const named = !this.dense || !place;
       headers.push({ rank, top, named });
       const begin = top;

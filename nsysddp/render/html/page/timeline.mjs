@@ -16,7 +16,8 @@ export class Timeline {
     this.run = run;
     this.looks = looks;
     this.compact = run.ranks.length > 4;
-    this.rank = run.ranks.length ? run.ranks[0].rank : 0;
+    this.drawn = new Set(run.packed.drawn);
+    this.rank = run.packed.drawn.length ? run.packed.drawn[0] : 0;
     this.mark = null;
     this.pathOver = Boolean(run.path);
     this.details = byId("timeline-details");
@@ -34,9 +35,11 @@ export class Timeline {
   rebuild() {
     const view = this.plot ? this.view : this.run.full;
     if (this.plot) this.plot.destroy();
-    this.layout = new Layout(this.run, this.compact);
+    this.layout = new Layout(this.run, this.compact, this.run.ranks.filter(({ rank }) => this.drawn.has(rank)));
     this.painter = new Painter(this.run, this.looks, this.layout);
     this.canvasHost.replaceChildren();
+    // uPlot takes its height a moment later; whoever scrolls to a rank before that would be scrolled on by as much.
+    this.canvasHost.style.minHeight = `${this.layout.tall + 60}px`;
     this.plot = new uPlot(this.options(), [view, [0, 0]], this.canvasHost);
     const { over } = this.plot;
     over.append(this.tip);
@@ -46,6 +49,13 @@ export class Timeline {
     over.addEventListener("mousedown", (event) => this.drag(event), true);
     over.addEventListener("mouseleave", () => { this.tip.hidden = true; });
     queueMicrotask(() => this.sayView());
+  }
+
+  /** Draw a rank too that was not; of many ranks only some are drawn at once. */
+  draws(rank) {
+    if (this.drawn.has(rank) || !this.run.ranks.some((one) => one.rank === rank)) return;
+    this.drawn.add(rank);
+    this.rebuild();
   }
 
   options() {
@@ -243,6 +253,7 @@ export class Timeline {
 
   show({ rank, from, to, places, title, lane, air = 0.6 }) {
     if (rank !== null && rank !== undefined) this.rank = rank;
+    this.draws(this.rank);
     this.mark = { places: places ?? [{ rank: this.rank, from, to, lane }] };
     const span = Math.max(to - from, 1);
     this.zoom(from - air * span, to + air * span);
