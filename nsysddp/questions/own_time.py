@@ -350,7 +350,7 @@ def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, S
     phases = (
         trace.events.lazy()
         .select(pl.col("rank").cast(pl.Int64), "class", "start_ns", "end_ns")
-        .with_columns(step=pl.Series(attribution.step), phase=attribution.phase_names())
+        .with_columns(step=pl.Series(attribution.step), phase=attribution.phase)
         .filter(
             pl.col("class").cast(pl.String).is_in(OWN) & pl.col("phase").is_not_null() & (pl.col("step") >= 0)
         )
@@ -378,6 +378,7 @@ def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, S
     behind = pl.col("longer").clip(lower_bound=0)
     return (
         phases.with_columns(longer=pl.Series(longer).fill_nan(0))
+        .with_columns(pl.col("phase").cast(pl.String))
         .filter(pl.col("longer") > LATENCY_NS, behind >= _FIRST_SHARE * behind.sum().over("rank", "step"))
         .with_columns(step=_named(attribution, pl.col("step")))
         .group_by("rank", "step", maintain_order=True)

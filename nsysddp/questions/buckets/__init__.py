@@ -150,7 +150,7 @@ def _kernels(context: Context) -> pl.DataFrame:
         thread=launches["thread"].gather(event).cast(pl.Int64) if has_launches else missing,
         step_index=pl.Series(attribution.step[event]).cast(pl.Int64).replace(-1, None),
         phase_range=pl.Series(attribution.phase_range[event]).cast(pl.Int64).replace(-1, None),
-        phase=attribution.phase_names().gather(event),
+        phase=attribution.phase_names(event),
     ).filter(pl.Series(context.keep[event], dtype=pl.Boolean))
     marks = _marks(trace)
     placed = (
