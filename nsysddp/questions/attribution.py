@@ -60,11 +60,6 @@ class Attribution:
             self.phases["phase"], of if isinstance(events, slice) else np.where(events >= 0, of, -1)
         )
 
-    @property
-    def phase(self) -> pl.Series:
-        """Phase of each event as a category, which takes a quarter of the memory of text; null if none."""
-        return _named_or_null(self.phases["phase"].cast(pl.Categorical), self.phase_range)
-
     def in_phase(self, name: str) -> NDArray[np.bool_]:
         """Which events were launched in this phase?"""
         flags = np.append((self.phases["phase"] == name).fill_null(False).to_numpy(), False)
