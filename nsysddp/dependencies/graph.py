@@ -204,16 +204,14 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     lines = _lines(trace, operations, queues, ready, active)
     hosts = _bind_calls(lines, start, end, active)
     bound = _bind_events(trace, queues, lines, ready, hosts, active)
-    calls = lines.start.size
-    joined_end = np.concatenate([end, hosts.end])
-    lines = replace(lines, end=joined_end[count : count + calls])  # one memory for both
+    lines = replace(lines, end=hosts.end[count : count + lines.start.size])  # one memory for both
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
-        begin=np.concatenate([start, hosts.begin]),
-        end=joined_end,
-        before=np.concatenate([bound.before, hosts.before]),
-        edge=np.concatenate([bound.edge, hosts.edge]),
+        begin=hosts.begin,
+        end=hosts.end,
+        before=hosts.before,
+        edge=hosts.edge,
         ambiguous=bound.ambiguous,
         ready=ready,
         last=last,
@@ -244,7 +242,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
 
 @dataclass(frozen=True)
 class _Hosts:
-    """The nodes of calls: every call, then the entries of those that waited for an event.
+    """All nodes: events, calls, then the entries of calls that waited for an event; edges of events are made later.
 
     Of each call also the node on which an event that it launched hangs (``entry``), and since when it ran for these
     (``entered``): an event that started before its launch call did, by no more than the clocks can differ, pulls it
@@ -260,50 +258,56 @@ class _Hosts:
 
 
 def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule]) -> _Hosts:
-    """Binding predecessors of calls."""
+    """Binding predecessors of calls, with room for those of events."""
     events, calls = end.size, lines.start.size
     waiting = np.flatnonzero(lines.awaited >= 0)
     awaited = lines.awaited[waiting]
     order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int32)
-    begin = lines.start.copy()
-    begin[waiting] = np.minimum(end[awaited], lines.end[waiting])
+    begin = np.concatenate([start, lines.start, lines.start[waiting]])
+    of_calls = slice(events, events + calls)
+    begun = begin[of_calls]
+    begun[waiting] = np.minimum(end[awaited], lines.end[waiting])
     # An event that started before its launch call pulls it forward, but never before the call ahead of it begins.
-    launched = np.flatnonzero(lines.launcher >= 0)
-    by = lines.launcher[launched]
-    early = np.flatnonzero(lines.start[by] > start[launched])
-    early = early[lines.start[by[early]] - start[launched[early]] <= CLOCK_NS]
-    call, pulled = by[early], start[launched[early]]
-    floor = np.where(order[call] >= 0, begin[order[call]], NEVER) if calls else pulled
+    early = _early(lines, start)
+    call, pulled = lines.launcher[early], start[early]
+    floor = np.where(order[call] >= 0, begun[order[call]], NEVER) if calls else pulled
     entered = lines.start.copy()
     np.minimum.at(entered, call, np.maximum(pulled, floor))
-    late = begin[waiting]
-    begin = entered.copy()
-    begin[waiting] = late
+    late = begun[waiting]
+    begun[:], begun[waiting] = entered, late
+    begin[of_calls.stop :] = entered[waiting]
 
-    before = np.empty(calls + waiting.size, dtype=np.int32)
-    before[:calls] = np.where(order >= 0, order + np.int32(events), np.int32(-1))
-    before[calls:] = before[waiting]
+    before = np.full(begin.size, -1, dtype=np.int32)
+    ahead = before[of_calls]
+    ahead[:] = np.where(order >= 0, order + np.int32(events), np.int32(-1))
+    before[of_calls.stop :] = ahead[waiting]
     edge = np.where(before >= 0, np.uint8(Edge.HOST), np.uint8(Edge.NONE))
-    before[waiting] = awaited
-    edge[waiting] = Edge.SYNC
+    ahead[waiting] = awaited
+    edge[of_calls][waiting] = Edge.SYNC
     entry = np.arange(events, events + calls, dtype=np.int32)
-    entry[waiting] = events + calls + np.arange(waiting.size)
-    return _Hosts(
-        np.concatenate([begin, entered[waiting]]),
-        np.concatenate([lines.end, lines.end[waiting]]),
-        before,
-        edge,
-        entry,
-        entered,
-    )
+    entry[waiting] = of_calls.stop + np.arange(waiting.size)
+    finish = np.concatenate([end, lines.end, lines.end[waiting]])
+    return _Hosts(begin, finish, before, edge, entry, entered)
+
+
+_EVENTS_AT_A_TIME = 1 << 20
+
+
+def _early(lines: HostLines, start: Ints) -> Ints:
+    """Events that started before their launch call, by no more than clocks can differ; some at a time."""
+    found = [np.empty(0, dtype=np.int64)]
+    for first in range(0, start.size, _EVENTS_AT_A_TIME):
+        call = lines.launcher[first : first + _EVENTS_AT_A_TIME]
+        launched = np.flatnonzero(call >= 0)
+        ahead = lines.start[call[launched]] - start[first + launched]
+        found.append(first + launched[(ahead > 0) & (ahead <= CLOCK_NS)])
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """Binding predecessors of events, and what could not be told: events and edges by their number."""
+    """What could not be told of the binding predecessors of events: events and edges by their number."""
 
-    before: Rows
-    edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
     early: int
     clamped: int
@@ -314,13 +318,15 @@ class _Bound:
 def _bind_events(
     trace: Trace, queues: Queues, lines: HostLines, ready: Ints, hosts: _Hosts, active: frozenset[Rule]
 ) -> _Bound:
-    """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last."""
+    """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last.
+
+    Writes ``before`` and ``edge`` of events into ``hosts``.
+    """
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     waiting, awaited = queues.awaits.owner, queues.awaits.event
     usable = end[awaited] <= start[waiting]
     signal = queues.awaits.latest(end, usable)
-    before = np.full(start.size, -1, dtype=np.int32)
-    edge = np.full(start.size, Edge.NONE, dtype=np.uint8)
+    before, edge = hosts.before[: start.size], hosts.edge[: start.size]
     ambiguous = np.zeros(start.size, dtype=bool)
 
     def of_rank(rank: int) -> tuple[int, int, int]:
@@ -366,8 +372,6 @@ def _bind_events(
 
     counts = np.array(trace.each_rank(of_rank)).reshape(-1, 3).sum(axis=0)
     return _Bound(
-        before=before,
-        edge=edge,
         ambiguous=ambiguous,
         early=int(counts[0]),
         clamped=int(counts[1]),

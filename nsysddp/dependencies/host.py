@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -252,25 +253,39 @@ def host_lines(
     processes = ranks_of_processes(trace)
     made = in_parallel(processes.items(), of_process, events=trace.events.height)
     lines = sorted((line for some in made for line in some), key=lambda line: line.rank)
+    return _joined(trace, lines, launcher)
+
+
+def _joined(trace: Trace, lines: list[_Line], launcher: Rows) -> HostLines:
+    """The lines of all ranks, one behind the other; what follows from their rows is made only now, for all at once.
+
+    ``launcher`` counts from the first call of each line, and afterwards from the first of all.
+    """
+    assert trace.calls is not None
     first = np.cumsum([0, *(line.row.size for line in lines)])
-    for line, base in zip(lines, first.tolist(), strict=False):
-        here = launcher[slice(*trace.rows_of(line.rank))]
-        here[here >= 0] += base
-        line.before[line.before >= 0] += base
     held = np.concatenate([np.diff(line.waited.holds.first) for line in lines])
+    row = np.concatenate([line.row for line in lines])
+    start, end = trace.calls["start_ns"].to_numpy()[row], trace.calls["end_ns"].to_numpy()[row]
+    before, leads_to = np.empty_like(row), np.empty_like(row)
+    for line, (low, high) in zip(lines, pairwise(first.tolist()), strict=True):
+        base, own = trace.rows_of(line.rank)[0], launcher[slice(*trace.rows_of(line.rank))]
+        leads_to[low:high] = _next_launched(own, high - low, base)
+        own[own >= 0] += low
+        ahead = _before(start[low:high], end[low:high])
+        before[low:high] = np.where(ahead >= 0, ahead + np.int32(low), ahead)
     return HostLines(
         calls=trace.calls,
         ranks=(np.asarray([line.rank for line in lines], dtype=np.int32), first),
-        row=np.concatenate([line.row for line in lines]),
-        start=np.concatenate([line.start for line in lines]),
-        end=np.concatenate([line.end for line in lines]),
-        before=np.concatenate([line.before for line in lines]),
+        row=row,
+        start=start,
+        end=end,
+        before=before,
         awaited=np.concatenate([line.waited.awaited for line in lines]),
         holds=Sets(
             np.append(np.int32(0), np.cumsum(held, dtype=np.int32)),
             np.concatenate([line.waited.holds.event for line in lines]),
         ),
-        leads_to=np.concatenate([line.leads_to for line in lines]),
+        leads_to=leads_to,
         launcher=launcher,
         blocking_calls=sum(line.blocking for line in lines),
         unresolved_calls=sum(line.waited.unresolved for line in lines),
@@ -308,10 +323,6 @@ class _Line(NamedTuple):
 
     rank: int
     row: Rows
-    start: Ints
-    end: Ints
-    before: Rows
-    leads_to: Rows
     waited: _Waited
     blocking: int
 
@@ -346,7 +357,6 @@ def _line(
     if len(member) > 1 or np.any(end[1:] < end[:-1]):
         order = np.lexsort((start, end))
         chosen, start, end = chosen[order], start[order], end[order]
-    before = _before(start, end)
     position = np.full(calls.row.size, -1, dtype=np.int32)  # outermost call -> place in the line
     position[chosen] = np.arange(chosen.size, dtype=np.int32)
 
@@ -376,10 +386,6 @@ def _line(
     return _Line(
         rank=rank,
         row=calls.row[chosen],
-        start=start,
-        end=end,
-        before=before,
-        leads_to=_next_launched(called, chosen.size, first),
         waited=waited,
         blocking=int(here.sum()),
     )

@@ -23,6 +23,8 @@ INT = pl.Int64()
 FLOAT = pl.Float64()
 TEXT = pl.String()
 FLAG = pl.Boolean()
+NAME, SMALL = pl.Categorical(), pl.Int32()
+"""Text and numbers of tables with millions of rows: of few distinct values, and below 2^31."""
 
 CLASSES = ("communication", "spin", "compute", "memory", "graph")
 """What a GPU event can be; each event is exactly one of these."""

@@ -54,8 +54,17 @@ class Attribution:
     truncated: int = 0
 
     def phase_names(self, events: NDArray[Any] | slice = slice(None)) -> pl.Series:
-        """Phase of each event (or of some) as text; null if none."""
-        return _named_or_null(self.phases["phase"], self.phase_range[events])
+        """Phase of each event (or of some; of event -1 none) as text; null if none."""
+        of = self.phase_range[events]
+        return _named_or_null(
+            self.phases["phase"], of if isinstance(events, slice) else np.where(events >= 0, of, -1)
+        )
+
+    def in_phase(self, name: str) -> NDArray[np.bool_]:
+        """Which events were launched in this phase?"""
+        flags = np.append((self.phases["phase"] == name).fill_null(False).to_numpy(), False)
+        found: NDArray[np.bool_] = flags[self.phase_range]  # -1 is the last
+        return found
 
     def step_names(self, events: NDArray[Any] | slice = slice(None)) -> pl.Series:
         """Step name of each event (or of some); null if none."""

@@ -348,21 +348,13 @@ def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, S
     """
     empty = pl.DataFrame(schema={"rank": pl.Int64, "step": pl.String, "phase": pl.String})
     phases = (
-        trace.events.lazy()
-        .select(pl.col("rank").cast(pl.Int64), "class", "start_ns", "end_ns")
-        .with_columns(step=pl.Series(attribution.step), phase=attribution.phase_names())
-        .filter(
-            pl.col("class").cast(pl.String).is_in(OWN) & pl.col("phase").is_not_null() & (pl.col("step") >= 0)
-        )
-        .group_by("rank", "step", "phase")
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        pl.concat(_phases_of(trace, attribution, rank) for rank in trace.rank_numbers)
         .sort("rank", "start_ns", "phase")
         .with_columns(
             ahead=pl.min_horizontal(
                 pl.col("end_ns").cum_max().shift().over("rank").fill_null(pl.col("start_ns")), "end_ns"
             )
         )
-        .collect()
     )
     if phases["rank"].n_unique() < 2:
         return empty
@@ -382,6 +374,22 @@ def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, S
         .with_columns(step=_named(attribution, pl.col("step")))
         .group_by("rank", "step", maintain_order=True)
         .agg(pl.col("phase").first())
+    )
+
+
+def _phases_of(trace: Trace, attribution: Attribution, rank: int) -> pl.DataFrame:
+    """First start and last end of a rank's own work in each step and phase."""
+    first, _ = trace.rows_of(rank)
+    event = first + np.flatnonzero(trace.is_class(rank, OWN))
+    event = event[(attribution.step[event] >= 0) & (attribution.phase_range[event] >= 0)]
+    return (
+        trace.events.select("start_ns", "end_ns")[event]
+        .with_columns(
+            step=pl.Series(attribution.step[event]), phase=attribution.phase_names(event).cast(pl.Categorical)
+        )
+        .group_by("step", "phase")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .with_columns(pl.col("phase").cast(pl.String), rank=pl.lit(rank, pl.Int64))
     )
 
 

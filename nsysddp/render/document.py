@@ -121,7 +121,9 @@ def _json_type(dtype: pl.DataType) -> dict[str, Any]:
 
     if isinstance(dtype, pl.Enum):
         return {"enum": [*dtype.categories, None]}
-    spelled = {pl.Int64: "integer", pl.Float64: "number", pl.String: "string", pl.Boolean: "boolean"}
+    if dtype.is_integer():
+        return {"type": ["integer", "null"]}
+    spelled = {pl.Float64: "number", pl.Boolean: "boolean", pl.String: "string", pl.Categorical: "string"}
     return {"type": [spelled[type(dtype)], "null"]}
 
 

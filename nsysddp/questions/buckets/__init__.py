@@ -150,7 +150,7 @@ def _kernels(context: Context) -> pl.DataFrame:
         thread=launches["thread"].gather(event).cast(pl.Int64) if has_launches else missing,
         step_index=pl.Series(attribution.step[event]).cast(pl.Int64).replace(-1, None),
         phase_range=pl.Series(attribution.phase_range[event]).cast(pl.Int64).replace(-1, None),
-        phase=attribution.phase_names().gather(event),
+        phase=attribution.phase_names(event),
     ).filter(pl.Series(context.keep[event], dtype=pl.Boolean))
     marks = _marks(trace)
     placed = (
@@ -361,7 +361,7 @@ def _micro_steps(context: Context) -> pl.DataFrame:
 def _queued(graph: Graph, rows: pl.DataFrame) -> list[pl.Series]:
     """How long each bucket, ready and launched, stood behind the event ahead in its queue, and how long after it."""
     ahead = graph.queues.before[rows["event"].to_numpy()]
-    ahead_end = pl.Series(graph.end).gather(pl.Series(ahead).replace(-1, None))
+    ahead_end = pl.Series(np.where(ahead >= 0, graph.end[ahead], -1)).replace(-1, None)
     since = rows.select(pl.max_horizontal("ready_ns", "launched_ns")).to_series()
     table = rows.select("started_ns", "ready_ns", "launched_ns").with_columns(
         since=since, ahead_end=ahead_end
@@ -448,16 +448,22 @@ def _backward_finish(context: Context) -> pl.DataFrame:
         .group_by("process", "step_index", maintain_order=True)
         .agg(pl.col("range").last().cast(pl.Int64))["range"]
     )
-    events = pl.DataFrame(
-        {
-            "rank": trace.events["rank"],
-            "class": trace.events["class"],
-            "end_ns": trace.events["end_ns"],
-            "launch_ns": trace.launches["launch_ns"],
-            "range": attribution.phase_range,
-            "step_index": attribution.step,
-        }
-    ).filter(pl.Series(np.isin(attribution.phase_range, last.to_numpy())))
+    is_last = np.zeros(attribution.phases.height + 1, dtype=bool)
+    is_last[last.to_numpy()] = True
+    return pl.concat(_finish_of(context, rank, is_last) for rank in trace.rank_numbers)
+
+
+def _finish_of(context: Context, rank: int, is_last: NDArray[np.bool_]) -> pl.DataFrame:
+    """The rows of a rank; ``is_last``: the phase range is the last backward of its step (-1: none)."""
+    trace, attribution = context.trace, context.attribution
+    assert trace.launches is not None
+    first, _ = trace.rows_of(rank)
+    event = first + np.flatnonzero(is_last[attribution.phase_range[slice(*trace.rows_of(rank))]])
+    events = trace.events.select("rank", "class", "end_ns")[event].with_columns(
+        launch_ns=trace.launches["launch_ns"].gather(event),
+        range=pl.Series(attribution.phase_range[event]),
+        step_index=pl.Series(attribution.step[event]),
+    )
     key = ["rank", "step_index"]
     finish = (
         events.filter(pl.col("class") == "communication")

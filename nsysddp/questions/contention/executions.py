@@ -107,7 +107,7 @@ def transfers_of(context: Context) -> pl.DataFrame:
     known = known.filter(pl.Series(context.keep[known["event"].to_numpy()], dtype=pl.Boolean))
     rows = known["event"].to_numpy()
     start, end = known["transfer_start_ns"].to_numpy(), known["end_ns"].to_numpy()
-    phase = context.attribution.phase_names().gather(rows)
+    phase = context.attribution.phase_names(rows)
     # The same collective: kind, size and group; its kernel tells algorithm and protocol.
     group = known.select(
         pl.struct("rank", "kind", "bytes", "group_size", "name", phase=phase).rank("dense").cast(pl.Int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from nsysddp.dependencies.graph import EVIDENCE
-from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.schema import FLAG, FLOAT, INT, NAME, SMALL, TEXT, Column, Table
 
 KINDS = (
     "compute",
@@ -58,7 +58,7 @@ PATH = Table(
     "critical_path",
     "one piece of a path, in order of time; the pieces of one (step, path_rank) tile its window",
     (
-        _STEP,
+        Column("step", NAME, _STEP.meaning),
         _INDEX,
         _PATH,
         Column("start_ns", INT, "start of the piece"),
@@ -66,18 +66,20 @@ PATH = Table(
         Column("kind", KIND, "what the piece is"),
         Column("via", VIA, "gaps: what the delayed event or call hung on; null otherwise"),
         Column("rank", INT, "rank on which it happened; null before the rank's first call in the capture"),
-        Column("stream", INT, "CUDA stream of the event (that ran, or that the gap delayed); null for calls"),
-        Column("thread", INT, "thread of the call (that ran, or that the gap delayed); null for events"),
-        Column("name", TEXT, "kernel, copy or API name (that ran, or that the gap delayed)"),
+        Column(
+            "stream", SMALL, "CUDA stream of the event (that ran, or that the gap delayed); null for calls"
+        ),
+        Column("thread", SMALL, "thread of the call (that ran, or that the gap delayed); null for events"),
+        Column("name", NAME, "kernel, copy or API name (that ran, or that the gap delayed)"),
         Column("event", INT, "row of the trace's events; null for calls"),
         Column(
             "launched_step",
-            INT,
+            SMALL,
             "step_index in which the event was launched; calls: of the event launched next",
         ),
-        Column("phase", TEXT, "phase in which the event was launched; calls: of the event launched next"),
-        Column("bucket", INT, "DDP bucket of the communication, from the annotation; null without"),
-        Column("waits_for", INT, "wait: the rank that arrived last; null otherwise"),
+        Column("phase", NAME, "phase in which the event was launched; calls: of the event launched next"),
+        Column("bucket", SMALL, "DDP bucket of the communication, from the annotation; null without"),
+        Column("waits_for", SMALL, "wait: the rank that arrived last; null otherwise"),
     ),
 )
 

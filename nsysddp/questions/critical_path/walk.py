@@ -289,15 +289,16 @@ def _facts(graph: Graph, launched: Attribution, nodes: Rows, edge: NDArray[np.ui
     # A call belongs to the step and phase of the event that the line launched next.
     led_to = nodes.copy()
     led_to[~is_event] = graph.lines.leads_to[call]
-    led_to = pl.Series(led_to).replace(-1, None)
     hung = edge.astype(np.int64)
     return (
         pl.concat(parts, how="diagonal")[place]
         .with_columns(
             hangs_on_nothing=hung == Edge.NONE,
             via=pl.Series(hung),
-            launched_step=pl.Series(launched.step).gather(led_to).cast(pl.Int64).replace(-1, None),
-            phase=launched.phase_names().gather(led_to),
+            launched_step=pl.Series(np.where(led_to >= 0, launched.step[led_to], -1))
+            .cast(pl.Int64)
+            .replace(-1, None),
+            phase=launched.phase_names(led_to),
         )
         .with_columns(via=pl.col("via").replace_strict(_VIA_OF_EDGE, default=None, return_dtype=VIA))
     )

@@ -135,6 +135,6 @@ def _compiled(context: Context) -> list[int]:
     if not rows.size:
         return []
     events = np.flatnonzero(np.isin(trace.events["name"].to_numpy(), rows))
-    phases = context.attribution.phase_names().gather(events)
+    phases = context.attribution.phase_names(events)
     ranks = trace.events["rank"].gather(events).filter(phases == "backward")
     return sorted({int(rank) for rank in ranks.unique().to_list()})

@@ -101,13 +101,12 @@ def _races(context: Context, graph: Graph) -> Iterator[tuple[int, str, str, int,
         return
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     names = trace.names["text"]
-    phases = attribution.phase_names()
-    classes = trace.events["class"].cast(pl.String).to_numpy()
-    optimizer = (phases == "optimizer").fill_null(False).to_numpy() & np.isin(classes, ["compute", "spin"])
+    computes = trace.events["class"].is_in(["compute", "spin"]).to_numpy()
+    optimizer = attribution.in_phase("optimizer") & computes
     reducing = np.zeros(trace.events.height, dtype=bool)
     kinds = context.timed["kind"].is_in(["all_reduce", "reduce_scatter"]).fill_null(False).to_numpy()
     reducing[context.timed["event"].to_numpy()[kinds]] = True
-    reducing &= (phases == "backward").fill_null(False).to_numpy()
+    reducing &= attribution.in_phase("backward")
     queue = event_queues(trace)
     complete = graph.counts["waits"] > 0 and graph.counts["unresolved_waits"] == 0
     steps = attribution.steps["name"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-_NEEDED = ("step_index", "path_rank", "start_ns", "end_ns", "kind", "via", "rank", "event")
+_NEEDED = ("step_index", "path_rank", "start_ns", "end_ns", "kind", "via", "rank", "event", "name", "phase")
 
 OPEN_KINDS = ("unmatched_communication", "wait", "unknown", "graph")
 """Kinds of pieces of which the trace cannot tell what they are there for."""
@@ -47,7 +47,7 @@ def pieces_of(paths: Result) -> pl.DataFrame:
     numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
     return (
         paths["critical_path"]
-        .select(*_NEEDED, pl.col("name", "phase").cast(pl.Categorical))
+        .select(_NEEDED)
         .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
         .sort("path", "start_ns", maintain_order=True)
         .with_columns(

@@ -434,7 +434,7 @@ def _frame(
             "thread": thread.gather(at),
             "delayed_event": event,
             "delayed_name": names.gather(trace.events["name"].gather(event)),
-            "phase": context.attribution.phase_names().gather(event),
+            "phase": context.attribution.phase_names(event.fill_null(-1).to_numpy()),
             "awaited_event": awaited_rows,
             "awaited_name": names.gather(trace.events["name"].gather(awaited_rows)),
             "call": api.gather(row.gather(called_from)),

@@ -243,9 +243,8 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     bucket; the wait for that, which all had, is left out.
     """
     trace = model.context.trace
-    phases = model.context.attribution.phase_names()
-    computes = trace.events["class"].is_in(["compute", "spin"])
-    stepping = ((phases == "optimizer").fill_null(False) & computes).to_numpy()
+    computes = trace.events["class"].is_in(["compute", "spin"]).to_numpy()
+    stepping = computes & model.context.attribution.in_phase("optimizer")
     step = model.context.attribution.step
     communication = np.zeros(model.program.duration.size, dtype=bool)
     communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()

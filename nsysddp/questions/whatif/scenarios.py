@@ -115,7 +115,8 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         alone = duration if sharing is None else sharing.alone(duration)
         quick, work = (np.where(sent, (took - odd) / factor + odd, took) for took in (duration, alone))
         changed = program.having(duration=quick, excess=excess * program.weights.excess)
-        return model.mean_of(model.kernels.settled(changed, model.kernels.freed(work, share), share, sharing))
+        work = model.kernels.freed(work, share)
+        return model.mean_of(model.kernels.settled(changed, work, share, sharing))
 
     middle = mean(communication, slowing.mid, transfers.share)
     others = [middle]

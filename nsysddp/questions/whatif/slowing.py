@@ -214,6 +214,7 @@ class Kernels:
             if swings:
                 duration = (took + duration) / 2
             took = duration
+            del schedule  # of its starts there is no need while the next are found
             schedule = replay.run(program.having(duration=duration))
             before -= schedule.end
             change = max(before.max(), -before.min())

@@ -393,10 +393,12 @@ def _path(columns: Columns, path: pl.DataFrame, start: int, end: int) -> dict[st
         .with_columns(subrow=pl.int_range(pl.len()).over("step_index"))
     )
     pieces = (
-        path.with_columns(
+        path.select(
+            "step_index",
+            "path_rank",
             pl.col("start_ns").clip(start, end),
             pl.col("end_ns").clip(start, end),
-            pl.col("kind").cast(pl.String),
+            "kind",
             pl.col("name").fill_null(""),
             pl.col("rank").fill_null(-1) + 1,
         )
@@ -407,8 +409,9 @@ def _path(columns: Columns, path: pl.DataFrame, start: int, end: int) -> dict[st
     length = _length(pieces)
     least = brief(length, np.zeros(length.size, dtype=bool), MOST_PATH_PIECES)
     shown = pieces.filter(pl.Series(length >= least, dtype=pl.Boolean))
-    names = shown["name"].value_counts(name="uses").sort("uses", "name", descending=[True, False])
-    kinds = shown["kind"].unique().sort().to_list()
+    names = shown["name"].value_counts(name="uses")
+    names = names.sort("uses", pl.col("name").cast(pl.String), descending=[True, False])
+    kinds = sorted(shown["kind"].unique().to_list())
     described = []
     for _, part in shown.group_by("subrow", maintain_order=True):
         row = part.join(names.with_row_index("place"), on="name", how="left", maintain_order="left")
