@@ -268,6 +268,9 @@ def _split(
                 ("peer", pl.Int64),
                 ("ranks", pl.Int64),
                 ("own_rank", pl.Int64),
+                ("algorithm", pl.String),
+                ("protocol", pl.String),
+                ("channels", pl.Int64),
             )
         ),
     )

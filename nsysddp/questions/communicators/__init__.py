@@ -18,6 +18,7 @@ from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions.communicators.groups import IN_NO_GROUP, Groups, figures
+from nsysddp.questions.communicators.nccl import NCCL_SAYS, nccl_table
 from nsysddp.questions.communicators.pairs import EXCHANGE, PAIR, exchange_table, messages_of, pair_table
 from nsysddp.questions.communicators.roles import Role, roles_of
 from nsysddp.questions.question import Question
@@ -145,6 +146,7 @@ def communicators(context: Context) -> Result:
         COMMUNICATOR.name: _communicators(groups, on_ranks, known.roles),
         COMMUNICATOR_ROLE.name: _roles(context, groups, events),
         COMMUNICATOR_RANK.name: COMMUNICATOR_RANK.check(_numbered(on_ranks)),
+        NCCL_SAYS.name: nccl_table(groups),
         PAIR.name: pair_table(groups, known.messages),
         EXCHANGE.name: exchange_table(known.messages),
     }
@@ -350,8 +352,9 @@ QUESTION = Question(
     name="communicators",
     ask=(__doc__ or "").partition("\n")[0],
     more="Members, hosts, kinds, bytes, hidden, exposed, wait, transfer and busbw of each group, its role with the "
-    "evidence, roles summed, pairs of ranks that send to each other, and unequal all-to-alls.",
-    tables=(COMMUNICATOR, COMMUNICATOR_ROLE, COMMUNICATOR_RANK, PAIR, EXCHANGE),
+    "evidence, roles summed, what NCCL says of algorithms and protocols, pairs of ranks that send to each other, and "
+    "unequal all-to-alls.",
+    tables=(COMMUNICATOR, COMMUNICATOR_ROLE, COMMUNICATOR_RANK, NCCL_SAYS, PAIR, EXCHANGE),
     run=lambda context, _: communicators(context),
     shown=COMMUNICATOR.name,
     reads=frozenset({"launches", "host_calls"}),
