@@ -9,6 +9,7 @@ from __future__ import annotations
 from nsysddp.ddp.annotate import (
     bucket_ranges,
     capture_window,
+    mark_groups,
     mark_rank,
     phase,
     profiling,
@@ -19,6 +20,7 @@ from nsysddp.ddp.annotate import (
 __all__ = [
     "bucket_ranges",
     "capture_window",
+    "mark_groups",
     "mark_rank",
     "phase",
     "profiling",

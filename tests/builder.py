@@ -87,6 +87,10 @@ isGreenContext
 TARGET_INFO_CUDA_STREAM streamId! hwId! vmId! processId! contextId! priority! flag!
 TARGET_INFO_GPU_METRICS typeId! sourceId! typeName:t! metricId! metricName:t!
 GPU_METRICS timestamp typeId! metricId! value!
+TARGET_INFO_NETWORK_METRICS metricsListId! metricsIdx! name:t! description:t! unit:t!
+NIC_ID_MAP nicId! globalId!
+NET_NIC_METRIC start! end! globalId! portId! metricsListId! metricsIdx! value!
+NET_IB_SWITCH_METRIC start! end! globalId! metricsListId! metricsIdx! value!
 META_DATA_CAPTURE name:t! value:t
 META_DATA_EXPORT name:t! value:t
 """
@@ -287,6 +291,33 @@ class Export:
             )
         for at, value in samples.items():
             self.row("GPU_METRICS", timestamp=self.ns(at), typeId=type_id, metricId=metric, value=value)
+
+    def network_metric(
+        self,
+        name: str,
+        samples: Mapping[float, int],
+        *,
+        device: int = 0,
+        unit: str = "bytes/ms",
+        every: float = 1,
+    ) -> None:
+        """Samples (begin -> mean of the ``every`` ms from there on) of a counter of an adapter."""
+        known = self.rows.setdefault("TARGET_INFO_NETWORK_METRICS", [])
+        place = next((r["metricsIdx"] for r in known if r["name"] == name), len(known))
+        if place == len(known):
+            known.append(
+                {"metricsListId": 0, "metricsIdx": place, "name": name, "description": "", "unit": unit}
+            )
+        for at, value in samples.items():
+            self.row(
+                "NET_NIC_METRIC",
+                **self.span((at, at + every)),
+                globalId=device,
+                portId=0,
+                metricsListId=0,
+                metricsIdx=place,
+                value=value,
+            )
 
     def plant_secret(self, secret: str) -> None:
         """Put a sentinel wherever a capture keeps private text: environment, command, files, paths."""

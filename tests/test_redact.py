@@ -423,6 +423,10 @@ def names() -> Names:
         "bucket 3",
         rank_mark(RankMark(3, 8, 1, 0)),
         bucket_mark(BucketMark(1, 4096, 3, False)),
+        "nsysddp:group=mesh_dp_shard ranks=0-510:2",
+        "nsysddp:group=default_pg ranks=0,1",
+        "TENSOR_MODEL_PARALLEL_GROUP",
+        "mesh_dim_0",
         "",
     ],
 )
@@ -443,6 +447,9 @@ def test_known_ranges_stay(names: Names, text: str) -> None:
         f"{{'model': '{SECRET}'}}",
         f"forward\n{SECRET}",
         f"/home/{SECRET}/train.py",
+        f"nsysddp:group={SECRET} ranks=0,1",
+        f"mesh_{SECRET}",
+        f"{SECRET}_GROUP",
     ],
 )
 @pytest.mark.parametrize(

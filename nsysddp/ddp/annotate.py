@@ -114,6 +114,25 @@ def mark_rank() -> None:
         _nvtx().mark(markers.rank_mark(_who_am_i()))
 
 
+def mark_groups() -> None:
+    """Write into the trace what the process groups of this rank are called, and which ranks are in them.
+
+    The name is that of ``group_desc`` (``mesh_dp``, ``TENSOR_MODEL_PARALLEL_GROUP``), else the group's own name.
+    :func:`capture_window` does this itself; call it only inside a capture that is opened otherwise, once all groups
+    are made.
+    """
+    if not profiling() or not _distributed():
+        return
+    import torch.distributed as dist
+
+    # There is no public list of all groups.
+    every: Any = getattr(dist.distributed_c10d._world, "pg_group_ranks", {})
+    for group, members in every.items():
+        described = str(getattr(group, "group_desc", "") or "")
+        name = described if described not in ("", "undefined") else str(getattr(group, "group_name", ""))
+        _nvtx().mark(markers.group_mark(markers.GroupMark(name, tuple(members))))
+
+
 def _who_am_i() -> markers.RankMark:
     import torch
     import torch.distributed as dist
@@ -277,6 +296,7 @@ class capture_window:  # noqa: N801  reads as a verb where it is used, like cont
         self._open = True
         _barrier()
         mark_rank()
+        mark_groups()
 
     def _after(self, number: int) -> None:
         if number == self._last:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsysddp.ingest import sql
 from nsysddp.ingest.naming import families
+from nsysddp.ingest.network import NIC, SWITCH
 from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, NVTX, RUNTIME, SYNCS, Report, open_report
 
 
@@ -66,6 +67,11 @@ _QUESTIONS: tuple[tuple[str, str, str], ...] = (
         "gpu_metrics",
         "SM, DRAM and link activity beside communication",
         "nsys profile --gpu-metrics-devices=all (needs permission)",
+    ),
+    (
+        "network_metrics",
+        "counters of network adapters beside communication",
+        "nsys profile --nic-metrics=true",
     ),
     ("no_graph_spans", "what CUDA graphs hold", "nsys profile --cuda-graph-trace=node"),
 )
@@ -136,6 +142,7 @@ def capabilities(report: Report) -> frozenset[str]:
         "physical_gpus": has("TARGET_INFO_CUDA_DEVICE", "gpuId") and has("TARGET_INFO_GPU", "id"),
         "anchor": has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
         "gpu_metrics": "GPU_METRICS" in report.tables,
+        "network_metrics": not report.tables.keys().isdisjoint((NIC, SWITCH)),
         "graph_spans": GRAPH_TRACE in report.tables,
     }
     return frozenset(name for name, there in tests.items() if there)

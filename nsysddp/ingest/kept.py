@@ -39,7 +39,7 @@ _END = slice(_HASH.stop, _HASH.stop + 8)
 """Where the size of the tables is, behind which the header begins."""
 _PREAMBLE = 64
 _ALIGNED = 64
-_FRAMES = ("ranges", "operations", "calls", "records", "syncs", "shapes", "metrics")
+_FRAMES = ("ranges", "operations", "calls", "records", "syncs", "shapes", "metrics", "network")
 _BOOLEANS = ("graph_node", "known")
 
 

@@ -15,7 +15,7 @@ from nsysddp.ingest.columns import Codes, Gathered, integers, plausible
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, Report
 from nsysddp.ingest.threads import THREAD_MASK, count_threadless, processes_of
-from nsysddp.model.markers import parse_bucket_mark, parse_rank_mark
+from nsysddp.model.markers import named_group, parse_bucket_mark, parse_group_mark, parse_rank_mark
 from nsysddp.model.names import visible
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def read_nvtx(
     capture_end: int,
     progress: Callable[[int], None] | None = None,
 ) -> HostRanges:
-    """Ranges that name steps, phases, marks or buckets, and NCCL's calls with their payloads.
+    """Ranges that name steps, phases, marks, buckets or groups of ranks, and NCCL's calls with their payloads.
 
     A report can hold millions of ranges of other kinds: names are decided once per distinct text, and only the
     rows that matter are kept. A range that never ended, as the capture did first, lasts until the next of its kind
@@ -143,6 +143,8 @@ class _Interest:
                 or any(pattern.fullmatch(text) for pattern in self.patterns)
                 or parse_rank_mark(text) is not None
                 or parse_bucket_mark(text) is not None
+                or parse_group_mark(text) is not None
+                or named_group(text) is not None
             )
             if not matters:
                 return 0
@@ -266,6 +268,9 @@ def _split(
                 ("peer", pl.Int64),
                 ("ranks", pl.Int64),
                 ("own_rank", pl.Int64),
+                ("algorithm", pl.String),
+                ("protocol", pl.String),
+                ("channels", pl.Int64),
             )
         ),
     )

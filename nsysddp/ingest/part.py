@@ -20,6 +20,7 @@ from nsysddp.ingest.columns import Codes
 from nsysddp.ingest.hashing import Hashing
 from nsysddp.ingest.inspect import exported, shifted_times
 from nsysddp.ingest.naming import families
+from nsysddp.ingest.network import read_network
 from nsysddp.ingest.ordered import Ordered, ordered
 from nsysddp.ingest.report import GRAPH_TRACE, KERNEL, NVTX, RUNTIME, Report, no_gpu_events_advice
 from nsysddp.ingest.shapes import read_shapes
@@ -45,7 +46,7 @@ class Wanted:
         launches: launch calls of all events; else only of those that communicate.
         host_calls: all API calls, event records and synchronisations.
         shapes: grid and block of every kernel.
-        metrics: sampled GPU metrics.
+        metrics: sampled GPU metrics, and counters of adapters and switches.
         nsys: nsys executable for ``.nsys-rep`` files.
     """
 
@@ -94,7 +95,7 @@ class Part:
         sought: rows of the events whose launches were read; None: of all.
         ranges, operations: its NVTX ranges and NCCL calls; None if it has none.
         families: names of ranges that repeat, where no range is named like a step or a phase.
-        calls, records, syncs, shapes, metrics: what was asked for, else None.
+        calls, records, syncs, shapes, metrics, network: what was asked for, else None.
         notes: what had to be left out: code, count and message.
         hashing: the hash of the report under way; None if ``input`` has it.
         first_process: number of its first process among those of all reports.
@@ -119,6 +120,7 @@ class Part:
     syncs: pl.DataFrame | None = None
     shapes: pl.DataFrame | None = None
     metrics: pl.DataFrame | None = None
+    network: pl.DataFrame | None = None
     notes: tuple[tuple[str, int, str], ...] = ()
     hashing: Hashing | None = None
     first_process: int = 0
@@ -224,6 +226,7 @@ def read_part(report: Report, wanted: Wanted, progress: Progress | None = None) 
         part.syncs = host.read_syncs(report, processes)
     if wanted.metrics:
         part.metrics = host.read_metrics(report)
+        part.network = read_network(report)
     part.notes = (*(note for note in notes if note[1]), *facts.notes_of(report, told))
     return part
 

@@ -34,7 +34,13 @@ _LABELS = {
     "peer": re.compile(r"(?i)peer( rank)?"),
     "ranks": re.compile(r"(?i)no\. of ranks|number of ranks|nranks"),
     "own_rank": re.compile(r"(?i)rank"),
+    "algorithm": re.compile(r"(?i)(nccl )?algo(rithm)?"),
+    "protocol": re.compile(r"(?i)(nccl )?proto(col)?"),
+    "channels": re.compile(r"(?i)((no\.|number) of |n)?channels"),
 }
+
+_NAMED = ("reduction", "algorithm", "protocol")
+"""Fields whose numbers have names."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Decoded:
         communicator: hex text.
         bytes: message size as NCCL recorded it.
         reduction: name of the reduction.
-        root, peer, ranks, own_rank: integers.
+        root, peer, ranks, own_rank, channels: integers.
+        algorithm, protocol: their names, or the numbers where the export has no names for them.
         skipped: blobs whose schema is unknown, ambiguous or malformed, or with numbers that cannot be.
     """
 
@@ -66,6 +73,9 @@ class Decoded:
     peer: list[int | None]
     ranks: list[int | None]
     own_rank: list[int | None]
+    algorithm: list[str | None]
+    protocol: list[str | None]
+    channels: list[int | None]
     skipped: int
 
 
@@ -169,7 +179,7 @@ class Schemas:
             for index, value in enumerate(distinct.tolist()):
                 if field.meaning == "communicator":
                     spelled[index] = f"0x{int(value) & (2**64 - 1):x}"
-                elif field.meaning == "reduction":
+                elif field.meaning in _NAMED:
                     spelled[index] = (field.names or {}).get(int(value), str(int(value))).lower()
                 elif 0 <= value <= (_MOST_BYTES if field.meaning == "bytes" else _MOST_RANKS):
                     spelled[index] = int(value)

@@ -150,3 +150,18 @@ def metrics(parts: Sequence[Part], ranks: Ranks, offsets: Offsets) -> pl.DataFra
             )
         )
     return pl.concat(made).sort("rank", "metric", "time_ns")
+
+
+def network(parts: Sequence[Part], hosts: Sequence[str], offsets: Offsets) -> pl.DataFrame:
+    """``schema.NETWORK``: of each host those of its first report that holds any, since all of them see the same."""
+    made = [schema.NETWORK.empty()]
+    seen: set[str] = set()
+    for part, host in zip(parts, hosts, strict=True):
+        frame = part.network
+        if frame is None or frame.is_empty() or host in seen:
+            continue
+        seen.add(host)
+        line = offsets[part.clock].line
+        moved = [line.move(pl.col(name) + part.shift) for name in ("start_ns", "end_ns")]
+        made.append(schema.NETWORK.check(frame.with_columns(*moved, host=pl.lit(host))))
+    return pl.concat(made).sort("host", "device", "metric", "start_ns")

@@ -19,6 +19,7 @@ from nsysddp.join import clocks
 from nsysddp.join.events import CLASS_CODES, Events
 from nsysddp.join.host import Names, aligned, host_table, ranges_and_operations
 from nsysddp.join.host import metrics as sampled_metrics
+from nsysddp.join.host import network as sampled_network
 from nsysddp.join.kernels import ALL_KINDS, Kernels
 from nsysddp.join.match import Matched, match
 from nsysddp.join.parts import in_order, read_all
@@ -178,6 +179,7 @@ class _Run:
             records=table("records", schema.RECORDS),
             syncs=table("syncs", schema.SYNCS),
             metrics=sampled_metrics(self.parts, ranks, offsets) if self.wanted.metrics else None,
+            network=sampled_network(self.parts, ranks.hosts, offsets) if self.wanted.metrics else None,
             missing=self.missing,
             warnings=self.notes.warnings(),
             assumptions=tuple(self.notes.assumptions),

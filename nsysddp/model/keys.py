@@ -20,6 +20,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "communicator_rank": ("group", "role", "rank"),
     "pair": ("sender", "receiver"),
     "exchange": ("group", "rank"),
+    "nccl_says": ("group", "kind", "kernel", "algorithm", "protocol", "channels"),
     "contention": (),  # two places of one kernel can look alike
     "contention_step": _WINDOW,
     "contention_metric": ("rank", "metric", "situation"),
@@ -40,6 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "slack": ("collective_id",),
     "late": ("what", "ranks", "kind", "since_index"),
     "lateness": ("rank", "step_index"),
+    "link_counter": ("host", "rank", "device", "counter", "step_index"),
     "pipeline_stage": ("rank", "step_index"),
     "expert_wait": ("group", "rank"),
     "slack_role": ("role",),

@@ -63,6 +63,13 @@ class BucketMark(NamedTuple):
     is_last: bool
 
 
+class GroupMark(NamedTuple):
+    """A process group that a rank is in: what the job calls it, and the ranks of the job that are its members."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
 _RANK = re.compile(r"nsysddp:rank=(\d{1,9}) world=(\d{1,9}) local=(\d{1,9}) device=(\d{1,9})")
 _BUCKET = re.compile(r"nsysddp:bucket=(\d{1,9}) bytes=(\d{1,18}) parameters=(\d{1,18}) last=([01])")
 
@@ -95,3 +102,68 @@ def parse_bucket_mark(text: str) -> BucketMark | None:
         return None
     index, size, parameters, last = map(int, found.groups())
     return BucketMark(index, size, parameters, bool(last))
+
+
+_GROUP = re.compile(
+    r"nsysddp:group=([A-Za-z0-9_.:-]{1,80}) ranks=(\d{1,7}(?:-\d{1,7}(?::\d{1,7})?)?(?:,[\d:-]{1,23})*)"
+)
+_SPAN = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
+_MOST_RANKS = 1 << 20
+_NAME_LENGTH = 80
+
+_NAMED_GROUP = re.compile(
+    r"(?<![A-Za-z0-9_])(?:"
+    r"(?P<megatron>[A-Z][A-Z_]{1,70}_GROUP(?:_WITH_CP)?(?![A-Za-z]))"
+    r"|(?P<mesh>mesh_[A-Za-z0-9_]{1,70})"
+    r"|(?P<default>default_pg(?![A-Za-z0-9_]))"
+    r"|(?P<fsdp>FSDP::all_gather)(?![A-Za-z0-9_])"
+    r"|(?i:process[_ ]?group|pg|group_name|group_desc)(?i:[_ ]?(?:name|desc(?:ription)?))?\s*[=:]\s*[\"']?"
+    r"(?P<stated>[A-Za-z_][A-Za-z0-9_.-]{0,70})"
+    r")"
+)
+
+
+def group_mark(mark: GroupMark) -> str:
+    """Text of the NVTX mark by which a process names a group that it is in; ranks as ``first-last:stride``."""
+    name = re.sub(r"[^A-Za-z0-9_.:-]", "_", mark.name)[:_NAME_LENGTH] or "_"
+    return f"nsysddp:group={name} ranks={_spans(sorted(set(mark.ranks)))}"
+
+
+def parse_group_mark(text: str) -> GroupMark | None:
+    """The group that a mark names, or None if the text is no group mark."""
+    found = _GROUP.fullmatch(text)
+    if not found:
+        return None
+    ranks: set[int] = set()
+    for part in found[2].split(","):
+        span = _SPAN.fullmatch(part)
+        if span is None:
+            return None
+        first, last, stride = int(span[1]), int(span[2] or span[1]), int(span[3] or 1)
+        if not first <= last < _MOST_RANKS or not stride:
+            return None
+        ranks.update(range(first, last + 1, stride))
+    return GroupMark(found[1], tuple(sorted(ranks)))
+
+
+def _spans(ranks: list[int]) -> str:
+    parts: list[str] = []
+    at = 0
+    while at < len(ranks):
+        end = at + 1
+        stride = ranks[end] - ranks[at] if end < len(ranks) else 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == stride:
+            end += 1
+        if end - at < 3:
+            end = at + 1
+            parts.append(str(ranks[at]))
+        else:
+            parts.append(f"{ranks[at]}-{ranks[end - 1]}" + (f":{stride}" if stride > 1 else ""))
+        at = end
+    return ",".join(parts)
+
+
+def named_group(text: str) -> str | None:
+    """The process group that a range names as PyTorch, Megatron or FSDP do (definitions, "Roles"); None if none."""
+    found = _NAMED_GROUP.search(text)
+    return next(filter(None, found.groups()), None) if found else None

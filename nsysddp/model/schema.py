@@ -200,6 +200,9 @@ OPERATIONS = declare(
         ("peer", INT, "peer rank of a send or receive; null if none"),
         ("ranks", INT, "number of ranks, where the call creates a communicator"),
         ("own_rank", INT, "rank in the communicator, where the call creates it"),
+        ("algorithm", TEXT, "algorithm, where NCCL's payload says it; else null"),
+        ("protocol", TEXT, "protocol, where NCCL's payload says it; else null"),
+        ("channels", INT, "channels, where NCCL's payload says it; else null"),
     ],
 )
 
@@ -293,6 +296,20 @@ METRICS = declare(
         ("time_ns", INT, "time of the sample"),
         ("metric", TEXT, "name of the metric"),
         ("value", FLOAT, "value, in % where the name says so"),
+    ],
+)
+
+NETWORK = declare(
+    "network",
+    "one sampled counter of a network adapter or an InfiniBand switch",
+    [
+        ("host", TEXT, "alias of the host whose report holds it"),
+        ("device", TEXT, "NIC 0, switch 0 ..., by their ids"),
+        ("start_ns", INT, "begin of the interval that it is of"),
+        ("end_ns", INT, "end of the interval that it is of"),
+        ("metric", TEXT, "name of the counter"),
+        ("unit", TEXT, "its unit (bytes/ms); empty if the export has none"),
+        ("value", FLOAT, "mean of the interval"),
     ],
 )
 

@@ -108,6 +108,7 @@ class Trace:
         records: ``schema.RECORDS``.
         syncs: ``schema.SYNCS``.
         metrics: ``schema.METRICS``.
+        network: ``schema.NETWORK``; None where ``metrics`` is.
         inputs: the reports.
         missing: reports that could not be read; the answer is about the others.
         warnings: what reading had to leave out or infer.
@@ -139,6 +140,7 @@ class Trace:
     records: pl.DataFrame | None = None
     syncs: pl.DataFrame | None = None
     metrics: pl.DataFrame | None = None
+    network: pl.DataFrame | None = None
     missing: tuple[Missing, ...] = ()
     warnings: tuple[Warning, ...] = ()
     assumptions: tuple[str, ...] = ()

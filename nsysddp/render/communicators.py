@@ -33,7 +33,19 @@ def print_communicators(result: Result, out: Console | None = None) -> None:
         reasons = groups.select("role", "evidence").unique(maintain_order=True)
         for role, evidence in reasons.iter_rows():
             screen.print(bullet(f"{role or 'not reported'}: {evidence or 'unknown'}", style="dim"))
+        heading(screen, "What NCCL says of algorithm, protocol and channels")
+        for line in dict.fromkeys(map(_said, result["nccl_says"].iter_rows(named=True))):
+            screen.print(bullet(line, style="dim"))
     care(screen, result)
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    kind = row["kind"].replace("_", "-")
+    if row["source"] is None:
+        return f"{kind}: nothing; {row['note']}"
+    channels = None if row["channels"] is None else counted(row["channels"], "channel")
+    known = ", ".join(filter(None, [row["algorithm"], row["protocol"], channels]))
+    return f"{kind} of group {row['group']}: {known} (by {row['source']})"
 
 
 def _print_groups(screen: Console, result: Result) -> None:

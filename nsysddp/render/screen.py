@@ -88,7 +88,7 @@ def care(screen: Console, result: Result, *more: str) -> None:
             screen.print(bullet(note, style="dim"))
 
 
-_IN_DOCTOR = frozenset({"unclassified_kernels", "no_gpu_metrics"})
+_IN_DOCTOR = frozenset({"unclassified_kernels", "no_gpu_metrics", "no_link_counters"})
 _IN_FINDINGS = {
     "whole_graph_spans": "whole_graph",
     "suspected_collectives": "suspected_collectives",

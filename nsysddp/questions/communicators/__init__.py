@@ -15,9 +15,10 @@ import polars as pl
 
 from nsysddp.model.names import counted, ranks_text
 from nsysddp.model.result import Finding, Result
-from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
+from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions.communicators.groups import IN_NO_GROUP, Groups, figures
+from nsysddp.questions.communicators.nccl import NCCL_SAYS, nccl_table
 from nsysddp.questions.communicators.pairs import EXCHANGE, PAIR, exchange_table, messages_of, pair_table
 from nsysddp.questions.communicators.roles import Role, roles_of
 from nsysddp.questions.question import Question
@@ -55,7 +56,14 @@ COMMUNICATOR = Table(
         Column(
             "communicator", TEXT, "id in hex; null without payloads, where several of the same ranks are one"
         ),
-        Column("role", TEXT, "data, shard, replicate, tensor, pipeline, expert or world; null: not reported"),
+        Column(
+            "role",
+            TEXT,
+            "data, shard, replicate, tensor, pipeline, expert, context or world; null: not reported",
+        ),
+        Column("said", TEXT, "names that the job gives it (ranges, marks of annotate); null: none"),
+        Column("inferred", TEXT, "role by what it does and who is in it; null: none"),
+        Column("is_contradicted", FLAG, "the job names another role than the inferred one"),
         Column("size", INT, "ranks; null if not known"),
         Column("captured", INT, "of these captured"),
         Column("ranks", TEXT, "captured ranks"),
@@ -138,6 +146,7 @@ def communicators(context: Context) -> Result:
         COMMUNICATOR.name: _communicators(groups, on_ranks, known.roles),
         COMMUNICATOR_ROLE.name: _roles(context, groups, events),
         COMMUNICATOR_RANK.name: COMMUNICATOR_RANK.check(_numbered(on_ranks)),
+        NCCL_SAYS.name: nccl_table(groups),
         PAIR.name: pair_table(groups, known.messages),
         EXCHANGE.name: exchange_table(known.messages),
     }
@@ -189,12 +198,15 @@ def _facts(groups: Groups, roles: Mapping[int, Role]) -> pl.DataFrame:
             ranks_text(group.ranks).partition(" ")[2],
             groups.hosts(group.ranks),
             roles[group.number].evidence,
+            roles[group.number].said,
+            roles[group.number].inferred,
+            roles[group.number].is_contradicted,
         )
         for group in groups.all
     ]
     text, whole = pl.String(), pl.Int64()
     return pl.DataFrame(
-        [*rows, (IN_NO_GROUP, None, None, None, None, None, why)],
+        [*rows, (IN_NO_GROUP, None, None, None, None, None, why, None, None, None)],
         schema={
             "group": whole,
             "communicator": text,
@@ -203,6 +215,9 @@ def _facts(groups: Groups, roles: Mapping[int, Role]) -> pl.DataFrame:
             "ranks": text,
             "hosts": whole,
             "evidence": text,
+            "said": text,
+            "inferred": text,
+            "is_contradicted": pl.Boolean(),
         },
         orient="row",
     )
@@ -293,7 +308,22 @@ def _findings(tables: Mapping[str, pl.DataFrame], steps: int | None) -> Iterator
             rows=({"table": COMMUNICATOR_ROLE.name, "role": row["role"]},),
             severity=row["exposed_ns"] or 0,
         )
+    yield from _contradicted(tables[COMMUNICATOR.name])
     yield from _unequal(tables[EXCHANGE.name])
+
+
+def _contradicted(groups: pl.DataFrame) -> Iterator[Finding]:
+    """Groups that the job calls by another role than the one that they look like."""
+    named = groups.filter(pl.col("is_contradicted").fill_null(False)).sort("group")
+    for row in named.iter_rows(named=True):
+        yield Finding(
+            "role_contradicted",
+            f"Group {row['group']} (ranks {row['ranks']}) is {row['role']} by its name ({row['said']}), but what it "
+            f"does looks like {row['inferred']}.",
+            value=row["exposed_ns"],
+            unit="ns",
+            rows=({"table": COMMUNICATOR.name, "group": row["group"]},),
+        )
 
 
 def _unnamed(row: Mapping[str, Any]) -> str:
@@ -322,14 +352,16 @@ QUESTION = Question(
     name="communicators",
     ask=(__doc__ or "").partition("\n")[0],
     more="Members, hosts, kinds, bytes, hidden, exposed, wait, transfer and busbw of each group, its role with the "
-    "evidence, roles summed, pairs of ranks that send to each other, and unequal all-to-alls.",
-    tables=(COMMUNICATOR, COMMUNICATOR_ROLE, COMMUNICATOR_RANK, PAIR, EXCHANGE),
+    "evidence, roles summed, what NCCL says of algorithms and protocols, pairs of ranks that send to each other, and "
+    "unequal all-to-alls.",
+    tables=(COMMUNICATOR, COMMUNICATOR_ROLE, COMMUNICATOR_RANK, NCCL_SAYS, PAIR, EXCHANGE),
     run=lambda context, _: communicators(context),
     shown=COMMUNICATOR.name,
     reads=frozenset({"launches", "host_calls"}),
     examples=("report.sqlite", "report.sqlite --table pair"),
     findings={
         "communicator_role": "what the groups of one role cost: exposed, hidden, on the critical path",
+        "role_contradicted": "the job calls a group by another role than the one that it looks like",
         "unequal_exchange": "a rank receives far more in all-to-alls than its group does in the mean",
         "no_communication": "no rank ran a communication kernel",
     },

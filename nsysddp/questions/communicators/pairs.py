@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.ingest.attribute import carried_operations
+from nsysddp.ingest.attribute import Carried, carried_operations
 from nsysddp.join.members import places
 from nsysddp.model.schema import FLAG, FLOAT, INT, Column, Table
 from nsysddp.questions.communicators.groups import IN_NO_GROUP
@@ -104,21 +104,10 @@ def messages_of(groups: Groups) -> pl.DataFrame:
 
 def _carried(trace: Trace, event: np.ndarray) -> pl.DataFrame:
     """The sends and receives that these kernels carry: event, sends, place (of the peer), bytes."""
-    rank = trace.events["rank"].to_numpy()[event]
-    process = np.array([trace.process_of_rank[number] for number in rank.tolist()], dtype=np.int64)
-    launches = trace.launches
     empty = {"event": pl.Int64, "sends": pl.Boolean, "place": pl.Int64, "bytes": pl.Int64}
-    if launches is None or not trace.operations.height or not event.size:
+    if trace.launches is None or not trace.operations.height or not event.size:
         return pl.DataFrame(schema=empty)
-    calls = launches[event]
-    carried = carried_operations(
-        trace.operations,
-        process,
-        calls["thread"].fill_null(-1).to_numpy(),
-        calls["launch_ns"].fill_null(0).to_numpy(),
-        calls["launch_ns"].is_not_null().to_numpy(),
-        rank,
-    )
+    carried = carried_by(trace, event)
     single = np.flatnonzero(carried.only >= 0)
     several = {kernel: rows for kernel, rows in carried.several.items() if kernel not in carried.shared}
     pairs = pl.concat(
@@ -136,6 +125,22 @@ def _carried(trace: Trace, event: np.ndarray) -> pl.DataFrame:
         pl.concat([rows, operations], how="horizontal")
         .filter(pl.col("call").is_in(["ncclSend", "ncclRecv"]) & pl.col("peer").is_not_null())
         .select("event", sends=pl.col("call") == "ncclSend", place="peer", bytes="bytes")
+    )
+
+
+def carried_by(trace: Trace, event: np.ndarray) -> Carried:
+    """The NCCL calls that each of these kernels carries; the trace has launches."""
+    assert trace.launches is not None
+    rank = trace.events["rank"].to_numpy()[event]
+    process = np.array([trace.process_of_rank[number] for number in rank.tolist()], dtype=np.int64)
+    calls = trace.launches[event]
+    return carried_operations(
+        trace.operations,
+        process,
+        calls["thread"].fill_null(-1).to_numpy(),
+        calls["launch_ns"].fill_null(0).to_numpy(),
+        calls["launch_ns"].is_not_null().to_numpy(),
+        rank,
     )
 
 

@@ -1,7 +1,8 @@
 """What is each group of ranks for: data, tensor, pipeline or expert parallelism, sharding, replicas, or the whole job?
 
-From what a group does (kinds, phases, sizes), from who is in it, and from what the job says. Ranks run one program, so
-groups that do the same and share no rank are one *family*; a family that covers all ranks splits the job into parts.
+From what a group does (kinds, phases, sizes), from who is in it, and above both from what the job calls it. Ranks run
+one program, so groups that do the same and share no rank are one *family*; a family that covers all ranks splits the
+job into parts.
 Evidence is a sentence; where it is thin there is no role, and the sentence says what is missing.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from nsysddp.questions.communicators.groups import IN_NO_GROUP
+from nsysddp.questions.communicators.said import Said, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +31,8 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _IDLE_KINDS = ("broadcast", "barrier", "unknown")
 """Kinds that any group may run beside what it is for."""
 
+_OF_DATA = ("shard", "replicate")
+"""Roles that a name of data parallelism can mean more exactly."""
 
 _OF_ONE_GROUP = ({"all_reduce"}, {"all_gather", "reduce_scatter"}, {"all_to_all"})
 """Kinds that one communicator alone runs; together they can be several that share their ranks."""
@@ -100,10 +104,24 @@ class Family:
 
 @dataclass(frozen=True)
 class Role:
-    """What a group is for (None: not reported), and why that is so or why it is not known."""
+    """What a group is for (None: not reported), and why that is so or why it is not known.
+
+    Attributes:
+        role: what it is for; what the job says stands above what it does.
+        evidence: a sentence.
+        said: names that the job gives it; None if it gives none.
+        inferred: the role by what it does and who is in it.
+    """
 
     role: str | None
     evidence: str
+    said: str | None = None
+    inferred: str | None = None
+
+    @property
+    def is_contradicted(self) -> bool:
+        """The job says another role than the one that the group looks like."""
+        return self.inferred is not None and self.role != self.inferred
 
 
 def roles_of(groups: Groups, flows: pl.DataFrame) -> dict[int, Role]:
@@ -122,7 +140,29 @@ def roles_of(groups: Groups, flows: pl.DataFrame) -> dict[int, Role]:
         role = _role(family, families, flows, world)
         found |= {group.number: role for group in family.groups}
     idle = Role(None, "nothing of it in the steps used")
-    return {group.number: found.get(group.number, idle) for group in groups.all}
+    said = said_of(groups)
+    return {
+        group.number: _with_said(found.get(group.number, idle), said.get(group.number, Said()))
+        for group in groups.all
+    }
+
+
+def _with_said(looks: Role, said: Said) -> Role:
+    """What the job says, above what the group looks like; a difference between the two is told."""
+    if not said.names:
+        return Role(looks.role, looks.evidence, None, looks.role)
+    names = ", ".join(f'"{name}"' for name in said.names)
+    words = f"said by the job: {names}"
+    role = stated = next(iter(said.roles)) if len(said.roles) == 1 else None
+    if stated == "data" and looks.role in _OF_DATA:
+        role, words = looks.role, f"{words}; more exactly {looks.role}: {looks.evidence}"
+    elif stated is None or looks.role == stated:
+        role, words = looks.role, f"{words}; {looks.evidence}"
+    elif looks.role is None:
+        words = f"{words}; what it does tells no role ({looks.evidence})"
+    else:
+        words = f"{words}; but it looks like {looks.role}: {looks.evidence}"
+    return Role(role, words, names, looks.role)
 
 
 # --- families --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions.own_time import programs_of
 from nsysddp.questions.question import Question
+from nsysddp.questions.stragglers.counters import LINK_COUNTER, evidence_of, link_counters, missing_counters
 from nsysddp.questions.stragglers.kinds import LEAST_STEPS, Noise
 from nsysddp.questions.stragglers.links import slow_links
 from nsysddp.questions.stragglers.matrix import LATENESS, Matrix, lateness_table, matrix_of
@@ -78,16 +79,17 @@ def stragglers(context: Context) -> Result:
         for one in stragglers_of(matrix):
             rows.append(_row_of(matrix, one))
             findings.append(_said_of(matrix, one, rows[-1]))
+    counters = link_counters(context)
     for link in slow_links(context.groups):
         rows.append(_row_of_link(context, link))
-        findings.append(_said_of_link(context.groups, rows[-1], link))
+        findings.append(_said_of_link(context.groups, rows[-1], link, counters))
     if not any(row["what"] in ("rank", "host") for row in rows):
         findings.append(_nobody(matrix, refused))
     return Result(
         context.trace,
-        {LATE.name: LATE.frame(rows), LATENESS.name: table},
+        {LATE.name: LATE.frame(rows), LATENESS.name: table, LINK_COUNTER.name: counters},
         findings=tuple(findings),
-        warnings=context.windows.warnings,
+        warnings=(*context.windows.warnings, *missing_counters(counters)),
         assumptions=context.windows.assumptions,
     )
 
@@ -214,14 +216,19 @@ def _ordinal(number: int | None) -> str:
     return f"{number}{suffix}"
 
 
-def _said_of_link(known: Known, row: dict[str, Any], link: SlowLink) -> Finding:
+_NO_COUNTERS = " No counter of its links tells why (--gpu-metrics-devices=all, --nic-metrics=true)."
+
+
+def _said_of_link(known: Known, row: dict[str, Any], link: SlowLink, counters: pl.DataFrame) -> Finding:
     where = f"From rank {link.ranks[0]} to {link.ranks[1]}" if link.is_pair else f"Among ranks {row['ranks']}"
     hosts = known.groups.hosts(link.ranks)
+    across = {known.groups.host_of[rank] for rank in link.ranks} if hosts > 1 else ()
     like = counted(link.like, "other pair" if link.is_pair else "other group")
     return Finding(
         "slow_link",
         f"{where} ({counted(hosts, 'host')}) transfers take {row['ratio']:.0%} longer {_in_words(row)} than among "
-        f"{like} that {'does' if link.like == 1 else 'do'} the same.",
+        f"{like} that {'does' if link.like == 1 else 'do'} the same."
+        + (evidence_of(counters, link.ranks, across) or _NO_COUNTERS),
         step=row["since"],
         value=row["ratio"],
         unit="ratio",
@@ -257,7 +264,7 @@ QUESTION = Question(
     ask=(__doc__ or "").partition("\n")[0],
     more="Own time of each rank and step against its peers', and what stands out of chance: slow ranks and hosts "
     "(computing, or a host that launches late), slow links, changes, drifts, every p-th step, single steps.",
-    tables=(LATE, LATENESS),
+    tables=(LATE, LATENESS, LINK_COUNTER),
     run=lambda context, _: stragglers(context),
     shown=LATE.name,
     findings={
@@ -266,7 +273,8 @@ QUESTION = Question(
         "no_straggler": "nobody is late by more than chance, and what would have been seen",
         "no_straggler_known": "why nothing can be said of late ranks",
     },
-    reads=frozenset({"launches"}),
+    reads=frozenset({"launches", "metrics"}),
+    warnings={"no_link_counters": "no counters of links (NVLink, PCIe, adapters, switches) were traced"},
     examples=("report.sqlite", "node0.sqlite node1.sqlite --table lateness --format csv"),
     whole_steps=True,
 )

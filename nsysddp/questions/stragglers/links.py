@@ -29,7 +29,7 @@ LEAST = 0.1
 _LARGE_BYTES = 1 << 20
 """Smaller messages tell the latency, not the link."""
 
-_ALIKE = ("data", "shard", "replicate", "tensor", "expert")
+_ALIKE = ("data", "shard", "replicate", "tensor", "expert", "context")
 """Roles whose groups join ranks that play the same part."""
 
 
