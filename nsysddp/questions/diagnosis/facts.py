@@ -88,13 +88,14 @@ class Facts:
         trace = context.trace
         found = None if trace.shapes is None else context.contention
         transfers = transfers_beside(context)
+        slowing = Slowing.of(context)
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
             buckets=context.buckets["bucket"],
-            own=OwnTime.of(context),
+            own=OwnTime.of(context, slowing),
             merging=Merging.of(context),
-            slowing=Slowing.of(context),
+            slowing=slowing,
             transfers=transfers,
             slower_transfer=lost_to_computation(transfers),
             compute_streams=set(
