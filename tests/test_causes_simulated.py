@@ -297,3 +297,12 @@ def test_late_launches_in_a_run_bound_by_launches_have_no_bound(tmp_path: Path) 
     assert late["is_bound"] is (ratio["host_bound"] <= ratio["bucket_scheduling"])
     assert late["is_bound"] is False
     assert "what all launches cost" in late["claim"]
+
+
+def test_what_peers_lose_to_collectives_that_wait_for_the_late_rank_is_lateness_too(tmp_path: Path) -> None:
+    """Their kernels are slower beside what waits for it, so that it seems less late than it is."""
+    job = replace(GATHERING, ranks=2, group=2, layer_ns=1100 * US, gbps=60, contention=1.08)
+    job = replace(job, planted=Planted("slow_rank", 1.15, rank=0))
+    first = first_of(diagnosed(job, tmp_path))
+    assert (first["cause"], first["rank"], first["is_bound"]) == ("straggler", 0, True)
+    assert first["cost_ns"] == pytest.approx(truth.saving(job), rel=0.03)

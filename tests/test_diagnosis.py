@@ -344,12 +344,27 @@ def test_compiled_backward_in_pieces_has_graph_breaks_of_low_confidence() -> Non
     scene = Scene()
     scene.range(0, "step 0", 0, 20)
     scene.range(0, "backward", 0, 15)
-    scene.launch(0, 7, (1, 2), "triton_poi_fused_add_0", ("main", 0.1, 0.2))
-    scene.launch(0, 7, (5, 6), "triton_red_fused_mul_1", ("main", 4.8, 4.9))
+    scene.launch(0, 7, (1, 1.9), "triton_poi_fused_add_0", ("main", 0.1, 0.15))
+    scene.launch(0, 7, (1.9, 2), "triton_per_fused_sum_1", ("main", 0.16, 0.2))
+    scene.launch(0, 7, (5.1, 6), "triton_red_fused_mul_0", ("main", 5.0, 5.05))
     row = of(scene.trace())["diagnosis"].filter(pl.col("cause") == "graph_breaks").row(0, named=True)
     assert row["confidence"] == "low"
     assert row["cost_ns"] / MS == pytest.approx(4.0)
     assert "graph_breaks" in row["try_next"]
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (0, 1, 0)])
+def test_a_compiled_backward_in_one_graph_has_no_graph_breaks(numbers: tuple[int, ...]) -> None:
+    """The host stops for long, inside of a graph; and a graph uses its first kernel again."""
+    scene = Scene()
+    scene.range(0, "step 0", 0, 20)
+    scene.range(0, "backward", 0, 15)
+    scene.launch(0, 7, (1, 2), f"triton_poi_fused_add_{numbers[0]}", ("main", 0.1, 0.2))
+    scene.launch(0, 7, (5, 6), f"triton_red_fused_mul_{numbers[1]}", ("main", 4.8, 4.9))
+    scene.launch(0, 7, (6, 7), f"triton_poi_fused_add_{numbers[2]}", ("main", 4.95, 5.0))
+    found = costs(of(scene.trace()))
+    assert "graph_breaks" not in found
+    assert found["host_stall"] == pytest.approx(3.8)
 
 
 def test_a_run_that_is_not_steady_is_a_fault() -> None:
@@ -492,6 +507,12 @@ def test_a_compiled_model_with_graph_breaks() -> None:
     first = result["diagnosis"].row(0, named=True)
     assert (first["cause"], first["phase"]) == ("graph_breaks", "backward")
     assert first["confidence"] == "low"  # host time between compiled kernels can have other reasons
+
+
+def test_a_compiled_model_in_one_graph_has_no_graph_breaks() -> None:
+    """one_gpu_compiled_breaks has one in each of six blocks; one_gpu_compiled_whole is the same model without."""
+    assert "graph_breaks" in costs(captured("one_gpu_compiled_breaks"))
+    assert "graph_breaks" not in costs(captured("one_gpu_compiled_whole"))
 
 
 @pytest.mark.parametrize("name", ["graph_node", "graph_graph", "hook", "nodelay_cap16"])

@@ -108,6 +108,37 @@ def test_a_late_rank_is_the_first_thing_said(ranks: int, which: int, tmp_path: P
     assert "40.00 of 100.00 ms a step for it (exposed); it computes 90.00 ms, " in message
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_late_rank_comes_second_where_all_ranks_idle_for_longer(which: int, tmp_path: Path) -> None:
+    """Idle 32 of 100, late by 5; and the late rank idles longer, by 5."""
+    early, computes, idles = (
+        f"s7 g[0,30) g[{begin},{end}) s17 c[{end},98)" for begin, end in ((60, 90), (60, 95), (65, 95))
+    )
+    for late, more in ((computes, "it computes 65.00 ms"), (idles, "it idles 37.00 ms")):
+        lanes = [late if rank == which else early for rank in range(3)]
+        made = document(steps(tmp_path, *lanes))
+        code, message = bound(made)
+        assert (code, made["findings"][0]["rank"]) == ("bound_by_host", None)
+        assert re.match(r"GPUs idle 32\.00( to 37\.00)? of 100\.00 ms a step", message), message
+        assert (
+            f"; rank {which} is late: the others wait 5.00 of 100.00 ms a step for it (exposed); {more}"
+            in message
+        )
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_begins_its_only_step_late_is_said_to_do_so(which: int, tmp_path: Path) -> None:
+    """Both do the same, one of them 30 later, because of what nobody recorded: it does not take longer for anything."""
+    export = Export()
+    for rank in range(2):
+        at = 5 + 30 * (rank == which)
+        export.lanes(f'rank {rank} | host "step 0"[{at},98) s7 g[{at},{at + 50}) s17 c[{at + 50},95)')
+    code, message = bound(document(export.write(tmp_path / "a.sqlite")))
+    assert code == "late_rank"
+    assert message.startswith(f"Rank {which} is late: rank {1 - which} waits 30.00 of ")
+    assert "; it begins 30.00 ms later, because of what came before and was not captured; " in message
+
+
 def test_ranks_that_wait_for_each_other_by_turns_have_no_late_one(tmp_path: Path) -> None:
     first, second = "s7 g[0,30) g[60,90) s17 c[30,50) c[90,98)", "s7 g[0,48) g[60,70) s17 c[48,50) c[70,98)"
     assert bound(document(steps(tmp_path, first, second)))[0] != "late_rank"

@@ -473,9 +473,8 @@ PATHOLOGIES = (
             f"`idle_ns`: {steady(before, 'idle_ns'):.2f} of {steady(before, 'window_ns'):.2f} ms a step, "
             f"{steady(after, 'idle_ns'):.2f} after the fix. The second cause is `graph_breaks`, of low "
             "confidence: "
-            f"{cost(before, 'graph_breaks'):.2f} ms between pieces of the compiled backward. It still names "
-            f"{cost(after, 'graph_breaks'):.2f} ms after the fix, where there are none: a trace shows the "
-            "gaps, not why."
+            f"{cost(before, 'graph_breaks'):.2f} ms between pieces of the compiled model. After the fix it is "
+            "not named: the host launches all of backward without such pauses."
         ),
         fix="`TORCH_LOGS=graph_breaks` says whether there are any and names the lines; move prints, "
         "`.item()` and "

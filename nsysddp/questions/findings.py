@@ -52,7 +52,7 @@ _NEAR = 0.9
 def find(result: Result, context: Context) -> tuple[Finding, ...]:
     """All findings, most important first: what limits all others, what bounds the step, the rest."""
     figures = summary(result)
-    bound = verdict.verdict(result, verdict.launching(context), lambda: verdict.own_lateness_of(context))
+    bound = verdict.verdict(result, context)
     attribution = context.attribution
     made = [
         *_warned(result),

@@ -11,9 +11,10 @@ spend waiting for communication: neither waiting for others nor a slow transfer 
 
 Peers run the same program: at least half of their events are alike. The same part: the n-th event of that name in the
 step; if names differ between ranks (kernels chosen by trying) but not how many events there are, the n-th event. What a
-peer does not run at all took it no time. A collective that waits slows down the kernels beside it, so a rank is not
-faster than peers that were waiting for it meanwhile. What every rank does alike is no rank's lateness, and neither
-clocks nor the time at which a rank got what it needed take part.
+peer does not run at all took it no time. A collective that waits slows down the kernels beside it: what they lose to
+that, as far as it is known, is not their own, and a rank is not faster than peers that were waiting for it meanwhile.
+What every rank does alike is no rank's lateness, and neither clocks nor the time at which a rank got what it needed
+take part.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def longer_than_others(
     attribution: Attribution,
     waiting: Mapping[int, Intervals],
     spinning: Mapping[int, Intervals],
+    lost: Mapping[int, Floats] | None = None,
 ) -> Iterator[Longer]:
     """Both parts of every event of the own lines, against the median of the peers.
 
@@ -93,6 +95,8 @@ def longer_than_others(
         attribution: step of every event.
         waiting: per rank when it waited for communication (``waiting_in_gaps``, or its exposed communication).
         spinning: per rank when kernels of its collectives waited for other ranks.
+        lost: per rank the share of their time beside communication that kernels lose to it; shape (1 + steps,), the
+            first of what is in no step.
 
     Yields:
         Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
@@ -106,7 +110,7 @@ def longer_than_others(
     for first, last in _together(counts.sum(axis=0)):
         for program in programs:
             some = [lines[place][begin[place, first] : begin[place, last]] for place in program]
-            yield from _longer(trace, step, some, waiting, spinning)
+            yield from _longer(trace, step, some, waiting, spinning, lost or {})
 
 
 _EVENTS_AT_A_TIME = 500_000
@@ -129,6 +133,7 @@ def _longer(
     lines: Sequence[Line],
     waiting: Mapping[int, Intervals],
     spinning: Mapping[int, Intervals],
+    lost: Mapping[int, Floats],
 ) -> Iterator[Longer]:
     """The events of some steps of the ranks of one program."""
     start, end, name = (trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
@@ -141,6 +146,10 @@ def _longer(
         gap[row, groups] = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
         run[row, groups] = finish - run_start
         spun[row, groups] = spinning[line.rank].length_within(run_start, finish)
+        if line.rank in lost:
+            computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
+            slower = computes * lost[line.rank][step[line.event] + 1] * spun[row, groups]
+            run[row, groups] -= _whole(slower)
     slowed = spun.sum(axis=0) - spun > spun
     longer_gap, longer_run = gap - _median_of_other_rows(gap), run - _median_of_other_rows(run)
     longer_run[(longer_run < 0) & slowed] = 0.0

@@ -74,8 +74,7 @@ def verdict_of(context: Context) -> Finding | None:
             context.trace, context.timed, context.attribution, context.windows, context.selection
         ),
     }
-    result = Result(context.trace, tables, warnings=context.trace.warnings)
-    return verdict(result, launching(context), lambda: own_lateness_of(context))
+    return verdict(Result(context.trace, tables, warnings=context.trace.warnings), context)
 
 
 def own_lateness_of(context: Context) -> dict[int, float]:
@@ -87,28 +86,27 @@ def own_lateness_of(context: Context) -> dict[int, float]:
     return own_lateness(context.trace, context.attribution, context.splits, steps)
 
 
-def verdict(
-    result: Result, hosts: Mapping[int, Launching], lateness: Callable[[], Mapping[int, float]]
-) -> Finding | None:
+def verdict(result: Result, context: Context) -> Finding | None:
     """What bounds the step, or the capture where there are no steps; None where no rank has a window.
 
     Args:
         result: the tables ``rank``, ``overlap`` and ``collective`` of ``analyze``.
-        hosts: of ``launching``.
-        lateness: ``own_lateness_of`` the same context.
+        context: what they were made from.
     """
+    hosts = launching(context)
     found = summary(result)
     slowest = found.slowest()
     if slowest is None or not slowest["window_ns"]:
         return None
     shared = ranks_of_one_gpu(result.trace.ranks)
     direct = None if shared else _late_rank(result, found)
-    late = None if shared else direct or _held_up_by(found, lateness)
+    late = None if shared else direct or _held_up_by(found, lambda: own_lateness_of(context))
     row = slowest if late is None else found.rows.filter(pl.col("rank") == late[0]).to_dicts()[0]
     known = {name: row[name] or 0 for name in _PARTS}
     head = max(known, key=lambda name: known[name])
     paced = head == "compute_ns" and _share(found, "idle_ns") >= _MUCH and _is_paced(found, hosts)
-    head = "idle_ns" if paced else head
+    idles_more = late is not None and _idles_more(found, *late)
+    head = "idle_ns" if paced or idles_more else head
     parts = sorted(
         (name for name in known if name != head and _share(found, name) >= _WORTH_SAYING),
         key=lambda name: -_share(found, name),
@@ -116,22 +114,25 @@ def verdict(
     if late is None:
         sentences = [_part_text(found, head, hosts, head=True)]
     else:
-        text, told = _late_text(found, hosts, *late, for_it=direct is not None)
-        sentences = [text] + ([] if told == head else [_part_text(found, head, hosts, head=True)])
-        parts = [name for name in parts if name not in ("exposed_communication_ns", told)]
+        text, longer = _late_text(found, hosts, *late, for_it=direct is not None)
+        if longer is None:
+            text += _begins_later(found, context, *late)
+        first = [] if longer == head and not idles_more else [_part_text(found, head, hosts, head=True)]
+        sentences = [*first, text] if idles_more else [text, *first]
+        parts = [name for name in parts if name not in ("exposed_communication_ns", longer)]
     sentences += [_part_text(found, name, hosts) for name in parts[:_MOST_PARTS]]
     if late is None and "exposed_communication_ns" not in (head, *parts[:_MOST_PARTS]):
         sentences += _communication_beside(result, found)
     text = "".join(_cautions(shared)) + "; ".join(
         (*(part for part in sentences if part), *_left_out(result, found))
     )
-    rank = None if late is None else late[0]
+    rank = None if late is None or idles_more else late[0]
     rows = found.rows["rank"].to_list() if rank is None else [rank]
     return Finding(
-        "late_rank" if late is not None else _code(found, head, hosts),
+        _code(found, head, hosts) if late is None or idles_more else "late_rank",
         f"{text[0].upper()}{text[1:]}.",
         rank=rank,
-        value=round(known[head]) if late is None else round(max(late[1].values())),
+        value=round(known[head]) if late is None or idles_more else round(max(late[1].values())),
         unit="ns",
         rows=tuple({"table": "overlap", "rank": one} for one in rows),
         severity=200,
@@ -399,6 +400,35 @@ def _held_up_by(
         rank: float(wait) for rank, wait in others.select("rank", "exposed_wait_ns").sort("rank").iter_rows()
     }
     return (late["rank"], waits) if lateness().get(late["rank"], 0) >= _HALF * more else None
+
+
+def _idles_more(found: Summary, late: int, waits: Mapping[int, float]) -> bool:
+    """Is every rank idle for longer than the late rank costs?
+
+    That is what others wait for it, exposed, or what it has more of its own to do than they (their median), where that
+    is more: part of the waiting can be hidden. Computation and transfers are what the step is there for, and no loss.
+    """
+    own = {
+        row["rank"]: row["window_ns"] - (row["exposed_communication_ns"] or 0)
+        for row in found.rows.to_dicts()
+    }
+    more = own.pop(late) - float(np.median(list(own.values())))
+    return bool(min(idle or 0 for idle in found.rows["idle_ns"].to_list()) > max(more, *waits.values()))
+
+
+def _begins_later(found: Summary, context: Context, late: int, waits: Mapping[int, float]) -> str:
+    """How much later than those that wait for it the late rank begins its only step, where that is much of the wait.
+
+    Later steps begin where those before them end: there a rank that begins late idles for longer.
+    """
+    windows = context.every_window.windows
+    begun = {window.rank: window.start for window in windows if window.rank in (late, *waits)}
+    if len(windows) != found.rows.height:
+        return ""
+    later = begun[late] - float(np.median([begun[rank] for rank in waits]))
+    if later < _HALF * max(waits.values()):
+        return ""
+    return f"; it begins {found.text(later)} ms later, because of what came before and was not captured"
 
 
 def _late_text(

@@ -118,7 +118,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "graph_breaks",
-        "compiled backward comes in several pieces, with host time between them",
+        "a compiled model comes in several pieces, with host time between them",
         "look for graph breaks (TORCH_LOGS=graph_breaks), or compile each layer by itself",
         "TORCH_LOGS=graph_breaks names none, and the gaps stay with compilation off",
     ),

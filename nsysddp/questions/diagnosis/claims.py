@@ -22,7 +22,10 @@ _BEFORE = ("gap", "host_gap", "queued")
 """Kinds of pieces that are named after what came next."""
 
 _DOUBTS = {
-    "graph_breaks": ("low", "host time between compiled kernels: a graph break is one of several reasons"),
+    "graph_breaks": (
+        "low",
+        "each piece is a graph of its own: by a graph break, or because layers are compiled one by one",
+    ),
     **dict.fromkeys(
         ("host_bound", "host_stall", "bucket_scheduling", "synchronisation", "allocation"),
         ("medium", "the profiler itself lengthens host time"),

@@ -12,6 +12,7 @@ from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.collectives import on_compute_streams
+from nsysddp.questions.diagnosis.breaks import breaks_of
 from nsysddp.questions.diagnosis.competing import lost_to_computation, transfers_beside
 from nsysddp.questions.diagnosis.device import uneven_kernels
 from nsysddp.questions.diagnosis.lateness import OwnTime
@@ -35,7 +36,6 @@ SLOW_LINK = 0.5
 """Below this share of the link's reference, busbw of large messages is called low; above it latency dominates."""
 
 _LINK_METRICS = r"(?i)pcie|nvlink|\bnic\b|infiniband"
-_INDUCTOR = r"^triton_(poi|red|per|tem|for)_"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Facts:
         transfers: of ``competing.transfers_beside``.
         slower_transfer: per rank: share of the time of transfers beside computation that was lost to it.
         compute_streams: (rank, context, stream) of the queues that do most of the computing.
-        compiled: ranks with kernels of a compiled backward.
+        breaks: of ``breaks.breaks_of``.
         reference_gbps: what the link of the GPUs carries in one direction; None if it is unknown.
         has_shapes: contention could be judged.
         has_metrics: GPU metrics were sampled.
@@ -65,7 +65,7 @@ class Facts:
     transfers: pl.DataFrame
     slower_transfer: dict[int, float]
     compute_streams: set[tuple[int, int, int]]
-    compiled: list[int]
+    breaks: pl.DataFrame
     reference_gbps: float | None
     has_shapes: bool
     has_metrics: bool
@@ -88,19 +88,20 @@ class Facts:
         trace = context.trace
         found = None if trace.shapes is None else context.contention
         transfers = transfers_beside(context)
+        slowing = Slowing.of(context)
         references = {link_reference_gbps(name) for name in trace.ranks["gpu_name"].to_list()}
         reference = references.pop() if len(references) == 1 else None
         return cls(
             buckets=context.buckets["bucket"],
-            own=OwnTime.of(context),
+            own=OwnTime.of(context, slowing),
             merging=Merging.of(context),
-            slowing=Slowing.of(context),
+            slowing=slowing,
             transfers=transfers,
             slower_transfer=lost_to_computation(transfers),
             compute_streams=set(
                 on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
             ),
-            compiled=_compiled(context),
+            breaks=breaks_of(context),
             reference_gbps=reference,
             has_shapes=trace.shapes is not None,
             has_metrics=trace.metrics is not None and not trace.metrics.is_empty(),
@@ -126,15 +127,3 @@ def _link_activity(found: Result | None) -> tuple[str, ...]:
         + ("" if alone is None else f", {alone:.1f} without")
         for metric, both, alone in busy.select("metric", "both", "communication_alone").iter_rows()
     )
-
-
-def _compiled(context: Context) -> list[int]:
-    """Ranks that ran kernels of torch.compile in backward."""
-    trace = context.trace
-    rows = np.flatnonzero(trace.names["text"].str.contains(_INDUCTOR).fill_null(False).to_numpy())
-    if not rows.size:
-        return []
-    events = np.flatnonzero(np.isin(trace.events["name"].to_numpy(), rows))
-    phases = context.attribution.phase_names(events)
-    ranks = trace.events["rank"].gather(events).filter(phases == "backward")
-    return sorted({int(rank) for rank in ranks.unique().to_list()})

@@ -23,6 +23,7 @@ import polars as pl
 from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.device import sharing_ranks
+from nsysddp.questions.diagnosis.slowing import Slowing
 from nsysddp.questions.diagnosis.stopped import stopped_ranks, sums_of
 from nsysddp.questions.own_time import Longer, longer_than_others, waiting_in_gaps
 
@@ -59,16 +60,19 @@ class OwnTime:
     stopped: list[int]
 
     @classmethod
-    def of(cls, context: Context) -> OwnTime:
+    def of(cls, context: Context, slowing: Slowing) -> OwnTime:
         """Compare the ranks."""
         trace = context.trace
         start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
         waiting = waiting_in_gaps(context.graph)
         spinning = {rank: split.wait for rank, split in context.splits.items()}
         shared = sharing_ranks(trace)
+        lost = {
+            rank: slowing.lost_by_step(rank, context.attribution.steps.height) for rank in trace.rank_numbers
+        }
         parts: dict[int, list[Part]] = {}
         sums = [sums_of(pl.DataFrame(schema={"rank": pl.Int32, "own_ns": pl.Int64, "longer_ns": pl.Int64}))]
-        for longer in longer_than_others(trace, context.attribution, waiting, spinning):
+        for longer in longer_than_others(trace, context.attribution, waiting, spinning, lost):
             event, rank = longer.line.event, longer.line.rank
             if rank in shared:
                 continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS
+from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.blocking import are_like, blocking_calls, is_allocation, is_copy
@@ -141,8 +141,6 @@ def _rules(
     late &= ~(host & within_shared_pauses(context, parts))
     peer = memory & are_like(name, "PtoP|peer")
     gradients, small = _launched_late(context, facts, parts)
-    backward = (parts["phase"] == "backward").fill_null(False).to_numpy()
-    compiled = backward & parts["rank"].is_in(facts.compiled).fill_null(False).to_numpy()
     return [
         ("other_process", waits & other_process_ran(context, parts)),
         ("unexplained", ready),
@@ -155,12 +153,24 @@ def _rules(
         ("synchronisation", host & blocked),
         ("small_buckets", host & gradients & small),
         ("bucket_scheduling", host & gradients),
-        ("graph_breaks", host & compiled & (length > LATENCY_NS)),
+        ("graph_breaks", host & _between_graphs(facts.breaks, parts)),
         ("host_stall", host & long),
         ("host_bound", host),
         ("kernel_latency", gap),
         (COMPUTATION, np.isin(kind, ("compute", "spin"))),
     ]
+
+
+def _between_graphs(breaks: pl.DataFrame, parts: pl.DataFrame) -> Flags:
+    """Which parts lie mostly between two graphs of the compiled model of their rank?"""
+    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
+    rank = parts["rank"].fill_null(-1).to_numpy()
+    found = np.zeros(parts.height, dtype=bool)
+    for (owner,), own in breaks.group_by("rank"):
+        mine = np.flatnonzero(rank == owner)
+        inside = Intervals.union_of(own["start_ns"], own["end_ns"]).length_within(start[mine], end[mine])
+        found[mine] = 2 * inside > end[mine] - start[mine]
+    return found
 
 
 def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple[Flags, Flags]:

@@ -27,7 +27,11 @@ from nsysddp.questions.contention.executions import codes, combined, dense, exec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from numpy.typing import NDArray
+
     from nsysddp.questions import Context
+
+    Floats = NDArray[np.float64]
 
 LEAST_SPREAD = 0.1
 """Standard deviation of the shares from which on executions differ enough to be compared."""
@@ -77,6 +81,10 @@ class Slowing:
         if found is not None:
             return found
         return self.by_rank[rank].share if rank in self.by_rank else 0.0
+
+    def lost_by_step(self, rank: int, steps: int) -> Floats:
+        """``lost`` of what is in no step, and of so many steps."""
+        return np.array([self.lost(rank, step) for step in range(-1, steps)])
 
     @property
     def measured(self) -> float:
