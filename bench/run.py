@@ -2,6 +2,7 @@
 
     python bench/run.py                              everything, up to 10 million kernels; results in bench/
     python bench/run.py --kernels 100000 1000000     some sizes
+    python bench/run.py --reports 8 64               some numbers of reports (default: 8, 64, 512), a rank each
     python bench/run.py --prepare                    only generate what is measured
     python bench/run.py --budget 600                 what fits in ten minutes; the rest is named with its reason
 
@@ -37,7 +38,29 @@ SIZES = (4_000, 100_000, 1_000_000, 10_000_000)
 REPEATS = {4_000: 5, 100_000: 3, 1_000_000: 3}
 """Runs of each command by the number of kernels; of larger exports one."""
 RAW = "raw read"
-QUESTIONS = ("critical-path", "diagnose", "whatif", "buckets", "contention", "idle")
+QUESTIONS = (
+    *("critical-path", "diagnose", "whatif", "buckets", "contention", "idle"),
+    *("communicators", "slack", "stragglers", "pipelines"),
+)
+REPORTS = (8, 64, 512)
+KERNELS_OF_A_REPORT = 4_000
+JOBS = (1, 2)
+OF_REPORTS = ("analyze", "critical-path", "diagnose")
+"""Questions that are asked of many reports."""
+BOUNDS: tuple[tuple[int, str, str, float, int | None], ...] = (
+    (10_000_000, "sqlite", "nsysddp analyze --per capture", 2.0, 1_000),
+    (10_000_000, "sqlite", "nsysddp analyze --per step", 3.0, 1_500),
+    (10_000_000, "parquetdir", "nsysddp analyze --per capture", 1.0, None),
+    (10_000_000, "parquetdir", "nsysddp analyze --per step", 1.8, None),
+    (10_000_000, "sqlite", "nsysddp critical-path", 5.0, 3_000),
+    (10_000_000, "sqlite", "nsysddp diagnose", 8.0, 4_000),
+    (1_000_000, "sqlite", "nsysddp whatif", 6.0, 2_000),
+    (10_000_000, "sqlite", "nsysddp whatif", 10.0, 5_000),
+    (1_000_000, "sqlite", "nsysddp report", 5.0, None),
+    (10_000_000, "sqlite", "nsysddp report", 10.0, 4_000),
+    *((4_000, "sqlite", f"nsysddp {name}", 1.5, None) for name in ("analyze --per step", *QUESTIONS)),
+)
+"""What is aimed at: kernels, export, command, ratio to the raw read, peak MB."""
 MOST_SHARE = 0.4
 """Of the time that is left: a command that is likely to take more is not begun."""
 PACKAGES = ("polars", "pyarrow", "adbc-driver-sqlite", "numpy")
@@ -314,6 +337,41 @@ def run_size(
     return {"kernels": rows_of_kernels, "export_mb": round(export.stat().st_size / 1e6, 1), "results": rows}
 
 
+def run_reports(count: int, folder: Path, tool: str, clock: Clock) -> dict[str, Any]:
+    """Measure questions on the reports of one job, a rank each: read in one process, in two, and out of a cache."""
+    import many
+
+    reports = folder / f"reports{count}"
+    if not reports.is_dir():
+        many.reports(reports, count, KERNELS_OF_A_REPORT, jobs=len(os.sched_getaffinity(0)))
+    cache = folder / f"cache{count}"
+    rows = []
+    for name in OF_REPORTS:
+        ways = [(f"--jobs {jobs}", ["--jobs", str(jobs)]) for jobs in JOBS]
+        ways.append(("--jobs 2, cache filled", ["--jobs", "2", "--cache", str(cache)]))
+        if name == OF_REPORTS[0]:
+            shutil.rmtree(cache, ignore_errors=True)
+            filling = Command("fill", [tool, name, str(reports), *ways[-1][1]])
+            measure(filling, folder / "out.json", clock.left_s)
+        for way, words in ways:
+            command = Command(f"nsysddp {name} {way}", [tool, name, str(reports), "--format", "json", *words])
+            row: dict[str, Any] = {
+                "command": f"nsysddp {name}",
+                "way": way,
+                "failed": clock.refuses(command, count),
+            }
+            if row["failed"] is None:
+                wall, cpu, peak, row["failed"] = measure(command, folder / "out.json", clock.left_s)
+                clock.took(command, count, wall)
+                row |= {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mb": round(peak, 1)}
+            say(
+                f"{count:>6} reports  {command.name:<45} {row.get('wall_s', 0):8.2f} s  {row['failed'] or ''}"
+            )
+            rows.append(row)
+    (folder / "out.json").unlink(missing_ok=True)
+    return {"reports": count, "kernels": KERNELS_OF_A_REPORT, "results": rows}
+
+
 def machine(tool: Path, peers: Path | None) -> dict[str, Any]:
     """What the figures depend on; nothing that names the machine or its user."""
     cpu = next(
@@ -387,6 +445,27 @@ def markdown(results: dict[str, Any]) -> str:
                 f"{head} {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['peak_mb']:,.0f} | "
                 f"{row['ratio_to_raw']:.2f} | {million:.2f} | {_answer(row)} |"
             )
+    lines += ["", *_bounds(results["sizes"])]
+    lines += [
+        "",
+        f"Reports of one job, a rank each, {KERNELS_OF_A_REPORT:,} kernels a report; peak of all processes together, "
+        "pages that they share counted in each:",
+        "",
+        "| reports | command | read | wall s | CPU s | peak MB | wall, of --jobs 1 |",
+        "|---:|---|---|---:|---:|---:|---:|",
+    ]
+    for one in results["reports"]:
+        alone = {row["command"]: row.get("wall_s") for row in one["results"] if row["way"] == "--jobs 1"}
+        for row in one["results"]:
+            head = f"| {one['reports']} | {row['command']} | {row['way']} |"
+            if row["failed"]:
+                lines.append(f"{head} | | | {row['failed']} |")
+                continue
+            base = alone[row["command"]]
+            ratio = "" if not base else f"{row['wall_s'] / base:.2f}"
+            lines.append(
+                f"{head} {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['peak_mb']:,.0f} | {ratio} |"
+            )
     lines += [
         "",
         "What the others answer:",
@@ -399,6 +478,33 @@ def markdown(results: dict[str, Any]) -> str:
         "| nsysddp analyze | 16 lengths of every rank and step, each clipped to its window | yes | yes | all tables |",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _bounds(sizes: list[dict[str, Any]]) -> list[str]:
+    """What is aimed at, beside what was measured."""
+    found = {
+        (size["kernels"], row["form"], row["command"]): row
+        for size in sizes
+        for row in size["results"]
+        if row["runs"]
+    }
+    lines = [
+        "What is aimed at (a bound that is not met stands in bold):",
+        "",
+        "| kernels | export | command | ratio | aim | peak MB | aim |",
+        "|---:|---|---|---:|---:|---:|---:|",
+    ]
+    for kernels, form, command, ratio, peak in BOUNDS:
+        row = found.get((kernels, form, command))
+        if row is None:
+            continue
+        shown = [
+            f"{value:,.{digits}f}" if aim is None or value <= aim else f"**{value:,.{digits}f}**"
+            for value, aim, digits in ((row["ratio_to_raw"], ratio, 2), (row["peak_mb"], peak, 0))
+        ]
+        most = "" if peak is None else f"{peak:,}"
+        lines.append(f"| {kernels:,} | {form} | {command} | {shown[0]} | {ratio:.1f} | {shown[1]} | {most} |")
+    return lines
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -418,12 +524,21 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def keep(results: dict[str, Any], folder: Path) -> None:
+    """Write what is measured so far; a run that is stopped leaves that."""
+    for name, text in (("json", json.dumps(results, indent=1) + "\n"), ("md", markdown(results))):
+        beside = folder / f"results.{name}.part"
+        beside.write_text(text)
+        beside.replace(folder / f"results.{name}")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernels", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--reports", type=int, nargs="*", default=REPORTS)
     parser.add_argument("--repeats", type=int, help="runs of each command; default: by size, 5 to 1")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for everything together")
     parser.add_argument("--prepare", action="store_true", help="only generate the exports")
@@ -444,17 +559,21 @@ def main() -> None:
         return
     for kernels in arguments.kernels:  # no part of the budget
         prepare(arguments.folder, kernels)
-    results: dict[str, Any] = {"machine": machine(arguments.tool, arguments.peers), "sizes": []}
+    results: dict[str, Any] = {
+        "machine": machine(arguments.tool, arguments.peers),
+        "sizes": [],
+        "reports": [],
+    }
     clock = Clock(arguments.budget)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    tool = str(arguments.tool)
+    for count in arguments.reports:
+        results["reports"].append(run_reports(count, arguments.folder, tool, clock))
+        keep(results, arguments.out)
     for kernels in arguments.kernels:
         repeats = arguments.repeats or REPEATS.get(kernels, 1)
-        size = run_size(kernels, arguments.folder, repeats, str(arguments.tool), arguments.peers, clock)
-        results["sizes"].append(size)
-        for name, text in (("json", json.dumps(results, indent=1) + "\n"), ("md", markdown(results))):
-            beside = arguments.out / f"results.{name}.part"
-            beside.write_text(text)
-            beside.replace(arguments.out / f"results.{name}")
+        results["sizes"].append(run_size(kernels, arguments.folder, repeats, tool, arguments.peers, clock))
+        keep(results, arguments.out)
         subprocess.run([sys.executable, BENCH / "plot.py", arguments.out], check=True)
     say(f"results: {arguments.out / 'results.md'}")
 
