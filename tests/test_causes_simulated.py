@@ -306,3 +306,16 @@ def test_what_peers_lose_to_collectives_that_wait_for_the_late_rank_is_lateness_
     first = first_of(diagnosed(job, tmp_path))
     assert (first["cause"], first["rank"], first["is_bound"]) == ("straggler", 0, True)
     assert first["cost_ns"] == pytest.approx(truth.saving(job), rel=0.03)
+
+
+def test_what_no_payload_tells_is_said_to_be_unresolved_with_what_to_capture(tmp_path: Path) -> None:
+    job = Job("pp", 6, 3, steps=3, layers=3, micro_batches=6)
+    job = replace(job, planted=Planted("slow_rank", 2.0, rank=2, phase="backward"))
+    result = diagnosed(job, tmp_path, payload=False)
+    assert "capture all ranks, with --include-blobs=true)" in result.findings[0].message
+    (late,) = result["diagnosis_unjudged"].filter(cause="straggler").iter_rows(named=True)
+    assert "of its own work rank 2 has" in late["reason"]
+    assert late["capture"] == "all ranks, exported with --include-blobs=true"
+    told = diagnosed(job, tmp_path / "told")
+    assert "include-blobs" not in told.findings[0].message
+    assert "straggler" not in told["diagnosis_unjudged"]["cause"].to_list()

@@ -51,6 +51,12 @@ def test_without_payloads_no_stage_is_named(tmp_path: Path) -> None:
     result = asked(Job(kind="pp", ranks=2, group=2, steps=2, layers=1), tmp_path, payload=False)
     assert not result["pipeline_stage"].height
     assert result.findings[0].code == "no_pipeline"
+    assert "who to whom is not recorded (export with --include-blobs=true)" in result.findings[0].message
+
+
+def test_where_nothing_is_sent_and_received_no_payload_is_asked_for(tmp_path: Path) -> None:
+    result = asked(Job(kind="dp", ranks=2, steps=2, layers=1), tmp_path)
+    assert result.findings[0].message == "No pipeline and no all-to-all is known in this run."
 
 
 def test_of_equal_shares_all_waiting_is_lateness(tmp_path: Path) -> None:

@@ -307,6 +307,28 @@ def test_a_late_rank_is_found_behind_ranks_of_other_groups_that_wait_for_it(
     assert "it computes" in message
 
 
+@pytest.mark.parametrize(("ranks", "group", "late"), [(4, 2, 3), (6, 3, 2)])
+def test_a_late_stage_is_found_where_no_payload_tells_who_sends_to_whom(
+    tmp_path: Path, ranks: int, group: int, late: int
+) -> None:
+    """What waits and what transfers is not known of its neighbours; that it alone takes longer is."""
+    job = Job("pp", ranks, group, steps=3, layers=3, micro_batches=6)
+    slow = replace(job, planted=Planted("slow_rank", 1.5, rank=late, phase="backward"))
+    for name, simulated, expected in (("slow", slow, "late_rank"), ("clean", job, "bound_by_compute")):
+        (tmp_path / name).mkdir()
+        made = document(*write(simulate(simulated), tmp_path / name, per_rank=False, payload=False))
+        code, message = bound(made)
+        assert code == expected, message
+        assert "hardly any of it waiting" not in message
+        if code == "late_rank":
+            assert message.startswith(f"Rank {late} is late: the others communicate ")
+            assert "how much of that is waiting is not told" in message
+        # Each group of replicas waits for its own slowest.
+        assert not [
+            one for one in made["findings"] if re.search(r"ranks .* waiting for rank \d", one["message"])
+        ]
+
+
 @pytest.mark.parametrize("kind", ["hsdp", "tp", "pp", "ep"])
 def test_a_pause_of_all_ranks_makes_none_late(tmp_path: Path, kind: str) -> None:
     job = Job(kind, 4, 4, steps=3, layers=3, planted=Planted("pause_all", 20 * MS, phase="optimizer"))

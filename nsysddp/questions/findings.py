@@ -251,15 +251,8 @@ def _one_reduction_of_gradients(result: Result) -> bool:
 
 def _waiting(result: Result, figures: Summary) -> Iterator[Finding]:
     """Equal sentences about several ranks are one: those that wait for the same."""
-    imposed = (
-        result["straggler"]
-        .group_by("rank")
-        .agg(pl.col("imposed_wait_ns").sum())
-        .filter(pl.col("imposed_wait_ns") > 0)
-        .sort("imposed_wait_ns", "rank", descending=True)["rank"]
-        .to_list()
-    )
     for where in ("hidden", "exposed"):
+        blamed = dict(verdict.blamed(result, where).select("rank", "last_rank").iter_rows())
         mostly = [
             row
             for row in figures.rows.to_dicts()
@@ -267,13 +260,9 @@ def _waiting(result: Result, figures: Summary) -> Iterator[Finding]:
             and row[f"{where}_wait_ns"] is not None
             and row[f"{where}_wait_ns"] > _MOSTLY * row[f"{where}_communication_ns"]
         ]
-        waited_for = {
-            row["rank"]: next((one for one in imposed if one != row["rank"]), None) for row in mostly
-        }
-        alike = len(set(waited_for.values())) == 1
-        for group in [mostly] if not alike and len(mostly) > 1 else [mostly] if mostly else []:
-            whom = waited_for[group[0]["rank"]] if alike else None
-            yield _waiting_of(group, where, whom, figures)
+        if mostly:
+            waited_for = {blamed.get(row["rank"]) for row in mostly}
+            yield _waiting_of(mostly, where, waited_for.pop() if len(waited_for) == 1 else None, figures)
 
 
 def _waiting_of(rows: Sequence[Mapping[str, Any]], where: str, whom: int | None, figures: Summary) -> Finding:

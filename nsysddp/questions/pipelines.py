@@ -78,7 +78,7 @@ def pipelines(context: Context) -> Result:
     return Result(
         context.trace,
         tables,
-        findings=tuple(_findings(tables, len(context.used_steps))),
+        findings=tuple(_findings(tables, len(context.used_steps), _why_none(context))),
         warnings=context.windows.warnings,
         assumptions=context.windows.assumptions,
     )
@@ -226,12 +226,18 @@ def _expert_table(known: Known) -> pl.DataFrame:
 # --- in words --------------------------------------------------------------------------------------------------------
 
 
-def _findings(tables: dict[str, pl.DataFrame], steps: int) -> Iterator[Finding]:
+def _why_none(context: Context) -> str:
+    """Why no pipeline can be known although something is sent and received; empty if nothing is."""
+    sent = context.timed.filter(pl.col("kind") == "send_recv", pl.col("communicator").is_null()).height
+    return f": {counted(sent, 'kernel')} sent and received, but who to whom is not recorded" if sent else ""
+
+
+def _findings(tables: dict[str, pl.DataFrame], steps: int, why_none: str) -> Iterator[Finding]:
     stages, experts = tables[PIPELINE_STAGE.name], tables[EXPERT_WAIT.name]
     if not stages.height and not experts.height:
-        yield Finding(
-            "no_pipeline", "No pipeline and no all-to-all is known in this run.", value=0, unit="count"
-        )
+        capture = " (export with --include-blobs=true)" if why_none else ""
+        message = f"No pipeline and no all-to-all is known in this run{why_none}{capture}."
+        yield Finding("no_pipeline", message, value=0, unit="count")
     if stages.height:
         yield _of_stages(stages)
     judged = experts.filter(pl.col("by_load_ns").is_not_null() & (pl.col("wait_ns") > 0))

@@ -18,7 +18,7 @@ from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import Summary, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,7 +50,7 @@ _WORTH_SAYING = 0.03
 _LATE = 0.03
 """Share of a rank's step that waits, exposed, for one other rank, from which on that rank is called late."""
 
-_MOSTLY, _NEARLY_ALL, _HALF, _HARDLY = 0.6, 0.9, 0.4, 0.1
+_MOSTLY, _NEARLY_ALL, _HALF, _A_THIRD, _HARDLY = 0.6, 0.9, 0.4, 0.25, 0.1
 _ALIKE = 0.1
 """Ranks whose figures of a part differ by less than this share of the step are told as one range."""
 
@@ -99,13 +99,12 @@ def verdict(result: Result, context: Context) -> Finding | None:
     if slowest is None or not slowest["window_ns"]:
         return None
     shared = ranks_of_one_gpu(result.trace.ranks)
-    direct = None if shared else _late_rank(result, found)
-    late = None if shared else direct or _held_up_by(found, lambda: own_lateness_of(context))
-    row = slowest if late is None else found.rows.filter(pl.col("rank") == late[0]).to_dicts()[0]
+    late = None if shared else _late_rank(result, found) or _held_up_by(found, context)
+    row = slowest if late is None else found.rows.filter(pl.col("rank") == late.rank).to_dicts()[0]
     known = {name: row[name] or 0 for name in _PARTS}
     head = max(known, key=lambda name: known[name])
     paced = head == "compute_ns" and _share(found, "idle_ns") >= _MUCH and _is_paced(found, hosts)
-    idles_more = late is not None and _idles_more(found, *late)
+    idles_more = late is not None and _idles_more(found, late)
     head = "idle_ns" if paced or idles_more else head
     parts = sorted(
         (name for name in known if name != head and _share(found, name) >= _WORTH_SAYING),
@@ -114,9 +113,9 @@ def verdict(result: Result, context: Context) -> Finding | None:
     if late is None:
         sentences = [_part_text(found, head, hosts, head=True)]
     else:
-        text, longer = _late_text(found, hosts, *late, for_it=direct is not None)
+        text, longer = _late_text(found, hosts, late)
         if longer is None:
-            text += _begins_later(found, context, *late)
+            text += _begins_later(found, context, late)
         first = [] if longer == head and not idles_more else [_part_text(found, head, hosts, head=True)]
         sentences = [*first, text] if idles_more else [text, *first]
         parts = [name for name in parts if name not in ("exposed_communication_ns", longer)]
@@ -126,17 +125,34 @@ def verdict(result: Result, context: Context) -> Finding | None:
     text = "".join(_cautions(shared)) + "; ".join(
         (*(part for part in sentences if part), *_left_out(result, found))
     )
-    rank = None if late is None or idles_more else late[0]
+    rank = None if late is None or idles_more else late.rank
     rows = found.rows["rank"].to_list() if rank is None else [rank]
     return Finding(
         _code(found, head, hosts) if late is None or idles_more else "late_rank",
         f"{text[0].upper()}{text[1:]}.",
         rank=rank,
-        value=round(known[head]) if late is None or idles_more else round(max(late[1].values())),
+        value=round(known[head]) if late is None or idles_more else round(max(late.waits.values())),
         unit="ns",
         rows=tuple({"table": "overlap", "rank": one} for one in rows),
         severity=200,
     )
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank for which others wait.
+
+    Attributes:
+        rank: the rank.
+        waits: how long each of the others waits, exposed, ns; at most, where that is not told from transfer.
+        is_last: it arrived last in most of what they waited for.
+        is_split: wait and transfer are told apart.
+    """
+
+    rank: int
+    waits: Mapping[int, float]
+    is_last: bool
+    is_split: bool
 
 
 @dataclass(frozen=True)
@@ -293,15 +309,21 @@ def _how_much_waiting(found: Summary) -> str:
     if row["exposed_wait_ns"] is None or not row["exposed_communication_ns"]:
         return ", wait and transfer not told apart" if row["exposed_communication_ns"] else ""
     share = row["exposed_wait_ns"] / row["exposed_communication_ns"]
-    if not row["exposed_wait_ns"] and row["exposed_unsplit_ns"]:
-        return ", wait and transfer not told apart"
+    if (row["exposed_unsplit_ns"] or 0) >= _HARDLY * row["exposed_communication_ns"]:
+        least = f", at least {_words(share)} of it waiting" if share >= _A_THIRD else ""
+        return least or ", wait and transfer not told apart"
     if share < _HARDLY:
         return ", hardly any of it waiting"
     return f", {_words(share)} of it waiting"
 
 
 def _words(share: float) -> str:
-    for least, words in ((_NEARLY_ALL, "nearly all"), (_MOSTLY, "most"), (_HALF, "half"), (0.25, "a third")):
+    for least, words in (
+        (_NEARLY_ALL, "nearly all"),
+        (_MOSTLY, "most"),
+        (_HALF, "half"),
+        (_A_THIRD, "a third"),
+    ):
         if share >= least:
             return words
     return "a little"
@@ -324,8 +346,8 @@ def _communication_beside(result: Result, found: Summary) -> Iterator[str]:
         yield "no communication kernels"
 
 
-def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] | None:
-    """The rank that others wait for, exposed, and how long each of them does; None if there is none.
+def _late_rank(result: Result, found: Summary) -> Late | None:
+    """The rank that others wait for, exposed; None if there is none.
 
     A wait is that rank's if it arrived last in most of what the waiting rank waited for, exposed (time, not count). The
     late rank itself waits less than half of that.
@@ -340,24 +362,30 @@ def _late_rank(result: Result, found: Summary) -> tuple[int, dict[int, float]] |
         for rank, wait in waits.items()
         if wait >= _LATE * window[rank] and wait >= _HALF * (exposed[rank] or 0)
     }
-    if not heavy or "last_rank" not in result["collective"].columns:
+    if not heavy:
         return None
-    blamed = (
-        _in_steady_windows(result)
-        .filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
-        .group_by("rank", "last_rank")
-        .agg(pl.min_horizontal("wait_ns", "exposed_ns").sum().alias("wait_ns"))
-        .with_columns((pl.col("wait_ns") / pl.col("wait_ns").sum().over("rank")).alias("share"))
-        .filter(pl.col("share") >= _MOSTLY)
-    )
-    causes = {last for rank, last in blamed.select("rank", "last_rank").iter_rows() if rank in heavy}
-    blamed_by = dict(blamed.select("rank", "last_rank").iter_rows())
+    blamed_by = dict(blamed(result, "exposed").select("rank", "last_rank").iter_rows())
+    causes = {last for rank, last in blamed_by.items() if rank in heavy}
     if len(causes) != 1 or any(blamed_by.get(rank) not in causes for rank in heavy):
         return None
     (late,) = causes
     if waits.get(late, 0) > 0.5 * max(heavy.values()):
         return None
-    return (late, heavy) if late in window else None
+    return Late(late, heavy, is_last=True, is_split=True) if late in window else None
+
+
+def blamed(result: Result, where: str) -> pl.DataFrame:
+    """The rank that arrived last in most of what each rank waited for, exposed or hidden: rank and last_rank."""
+    if "last_rank" not in result["collective"].columns:
+        return pl.DataFrame(schema={"rank": pl.Int64, "last_rank": pl.Int64})
+    return (
+        _in_steady_windows(result)
+        .filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+        .group_by("rank", "last_rank")
+        .agg(pl.min_horizontal("wait_ns", f"{where}_ns").sum().alias("wait_ns"))
+        .with_columns((pl.col("wait_ns") / pl.col("wait_ns").sum().over("rank")).alias("share"))
+        .filter(pl.col("share") >= _MOSTLY)
+    )
 
 
 def _in_steady_windows(result: Result) -> pl.DataFrame:
@@ -369,24 +397,23 @@ def _in_steady_windows(result: Result) -> pl.DataFrame:
     return result["collective"].join(warm, on=["rank", "step"], how="anti")
 
 
-def _held_up_by(
-    found: Summary, lateness: Callable[[], Mapping[int, float]]
-) -> tuple[int, dict[int, float]] | None:
-    """The rank with more of its own to do than any other, while the others wait; and how long each does, exposed.
+def _held_up_by(found: Summary, context: Context) -> Late | None:
+    """The rank with more of its own to do than any other, while the others wait; None if there is none.
 
     In groups ranks wait for ranks that wait for it, so the last to arrive at a collective need not be the one, and
     those that are late with it wait little. What they wait under computation counts too: without the late rank they
-    would not. That it takes longer for the same work than its peers is asked only then: stages of a pipeline can have
-    more to do by plan.
+    would not; and what is not known to be transfer may be waiting. That it takes longer for the same work than its
+    peers is asked only then: stages of a pipeline can have more to do by plan.
     """
-    rows = found.rows.filter(pl.col("exposed_wait_ns").is_not_null() & pl.col("hidden_wait_ns").is_not_null())
-    if rows.height < 2 or rows.height < found.rows.height:
+    if found.rows.height < 2 or found.rows["exposed_communication_ns"].null_count():
         return None
-    own = rows.select(
+    known = found.rows.with_columns(pl.col("^(hidden|exposed)_(transfer|wait)_ns$").fill_null(0))
+    own = known.select(
         "rank",
         "window_ns",
         "exposed_wait_ns",
-        wait=pl.col("exposed_wait_ns") + pl.col("hidden_wait_ns"),
+        exposed=pl.col("exposed_communication_ns") - pl.col("exposed_transfer_ns"),
+        wait=pl.col("communication_ns") - pl.col("hidden_transfer_ns") - pl.col("exposed_transfer_ns"),
         own=pl.col("window_ns") - pl.col("exposed_communication_ns"),
     ).sort("own", "rank", descending=[True, False])
     late, next_to_it = own.head(2).to_dicts()
@@ -396,13 +423,14 @@ def _held_up_by(
     others = own.slice(1)
     if float(np.median(others["wait"].to_numpy())) - late["wait"] < _HALF * more:
         return None
-    waits = {
-        rank: float(wait) for rank, wait in others.select("rank", "exposed_wait_ns").sort("rank").iter_rows()
-    }
-    return (late["rank"], waits) if lateness().get(late["rank"], 0) >= _HALF * more else None
+    if own_lateness_of(context).get(late["rank"], 0) < _HALF * more:
+        return None
+    is_split = float(others["exposed_wait_ns"].sum()) >= _NEARLY_ALL * float(others["exposed"].sum())
+    waits = others.select("rank", "exposed_wait_ns" if is_split else "exposed").sort("rank")
+    return Late(late["rank"], dict(waits.iter_rows()), is_last=False, is_split=is_split)
 
 
-def _idles_more(found: Summary, late: int, waits: Mapping[int, float]) -> bool:
+def _idles_more(found: Summary, late: Late) -> bool:
     """Is every rank idle for longer than the late rank costs?
 
     That is what others wait for it, exposed, or what it has more of its own to do than they (their median), where that
@@ -412,47 +440,38 @@ def _idles_more(found: Summary, late: int, waits: Mapping[int, float]) -> bool:
         row["rank"]: row["window_ns"] - (row["exposed_communication_ns"] or 0)
         for row in found.rows.to_dicts()
     }
-    more = own.pop(late) - float(np.median(list(own.values())))
-    return bool(min(idle or 0 for idle in found.rows["idle_ns"].to_list()) > max(more, *waits.values()))
+    more = own.pop(late.rank) - float(np.median(list(own.values())))
+    return bool(min(idle or 0 for idle in found.rows["idle_ns"].to_list()) > max(more, *late.waits.values()))
 
 
-def _begins_later(found: Summary, context: Context, late: int, waits: Mapping[int, float]) -> str:
+def _begins_later(found: Summary, context: Context, late: Late) -> str:
     """How much later than those that wait for it the late rank begins its only step, where that is much of the wait.
 
     Later steps begin where those before them end: there a rank that begins late idles for longer.
     """
     windows = context.every_window.windows
-    begun = {window.rank: window.start for window in windows if window.rank in (late, *waits)}
+    begun = {window.rank: window.start for window in windows if window.rank in (late.rank, *late.waits)}
     if len(windows) != found.rows.height:
         return ""
-    later = begun[late] - float(np.median([begun[rank] for rank in waits]))
-    if later < _HALF * max(waits.values()):
+    later = begun[late.rank] - float(np.median([begun[rank] for rank in late.waits]))
+    if later < _HALF * max(late.waits.values()):
         return ""
     return f"; it begins {found.text(later)} ms later, because of what came before and was not captured"
 
 
-def _late_text(
-    found: Summary,
-    hosts: Mapping[int, Launching],
-    late: int,
-    waits: Mapping[int, float],
-    *,
-    for_it: bool,
-) -> tuple[str, str | None]:
+def _late_text(found: Summary, hosts: Mapping[int, Launching], late: Late) -> tuple[str, str | None]:
     """Who waits for the late rank how long, and what that rank has more of: as text, and as the part's column."""
     rows = {row["rank"]: row for row in found.rows.to_dicts()}
-    others = [rank for rank in rows if rank != late]
-    who = "the others wait" if sorted(waits) == others and len(others) > 1 else _waiting(sorted(waits))
-    why, part = _what_takes_longer(found, hosts, rows, late)
+    ranks = sorted(late.waits)
+    who = "the others" if len(ranks) == len(rows) - 1 > 1 else ranks_text(ranks)
+    does = ("wait" if late.is_split else "communicate") + ("s" if len(ranks) == 1 else "")
+    why, part = _what_takes_longer(found, hosts, rows, late.rank)
     return (
-        f"rank {late} is late: {who} {found.range(waits.values())} of {_step(found, list(waits))}"
-        f"{' for it' if for_it else ''} (exposed){why}",
+        f"rank {late.rank} is late: {who} {does} {found.range(late.waits.values())} of {_step(found, ranks)}"
+        f"{' for it' if late.is_last else ''} "
+        f"({'exposed' if late.is_split else 'exposed; how much of that is waiting is not told'}){why}",
         part,
     )
-
-
-def _waiting(ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
 def _what_takes_longer(

@@ -30,10 +30,11 @@ from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions import critical_path
 from nsysddp.questions.diagnosis.causes import CAUSES
+from nsysddp.questions.diagnosis.claims import OPEN
 from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.faults import faults, unjudged
-from nsysddp.questions.diagnosis.path import cut_at_causes, pieces_of
+from nsysddp.questions.diagnosis.path import OPEN_KINDS, cut_at_causes, pieces_of
 from nsysddp.questions.diagnosis.rules import COMPUTATION, UNRESOLVED, given_to_causes
 from nsysddp.questions.question import Question
 
@@ -147,7 +148,7 @@ def diagnose(context: Context) -> Result:
     return Result(
         trace,
         frames,
-        findings=_findings(frames),
+        findings=_findings(frames, _why_open(paths)),
         assumptions=(
             "each instant of the critical path is given to one cause, so costs add up; without a cause something else "
             "may become critical, so each is what it costs at most",
@@ -157,8 +158,27 @@ def diagnose(context: Context) -> Result:
     )
 
 
-def _split(per_step: pl.DataFrame) -> Finding:
-    """The mean critical path of a steady step: how much of it is computation, causes, and unknown."""
+_WHY_OPEN = {
+    "unmatched_communication": "mostly communication without a match: capture all ranks, with --include-blobs=true",
+    "graph": "mostly whole CUDA graphs: capture with --cuda-graph-trace=node",
+}
+"""Why path time is unresolved, and what to capture, by the kind that most of it is of."""
+
+
+def _why_open(paths: Result) -> str:
+    """Why path time is unresolved, in brackets; empty where it is little or has no single reason."""
+    kinds = paths["critical_path_kind"].with_columns(pl.col("kind").cast(pl.String))
+    left = kinds.filter(pl.col("kind").is_in(OPEN_KINDS)).group_by("kind").agg(pl.col("duration_ns").sum())
+    first = left.sort("duration_ns", "kind").tail(1)
+    if first.is_empty() or 2 * first["duration_ns"][0] < left["duration_ns"].sum():
+        return ""
+    is_much = int(left["duration_ns"].sum()) > OPEN * int(kinds["duration_ns"].sum())
+    reason = _WHY_OPEN.get(first["kind"][0])
+    return f" ({reason})" if reason and is_much else ""
+
+
+def _split(per_step: pl.DataFrame, why: str) -> Finding:
+    """The mean critical path of a steady step: how much of it is computation, causes, and unknown, and why."""
     if per_step.is_empty():
         return Finding("critical_path_split", "No steady step.", severity=1.0)
     windows = per_step["step_index"].n_unique()
@@ -174,7 +194,11 @@ def _split(per_step: pl.DataFrame) -> Finding:
         "unresolved": known[UNRESOLVED],
         "different on tied ranks": path - given,
     }
-    listed = ", ".join(f"{name} {ms(value / windows):.3f}" for name, value in parts.items() if value)
+    listed = ", ".join(
+        f"{name} {ms(value / windows):.3f}{why if name == UNRESOLVED else ''}"
+        for name, value in parts.items()
+        if round(ms(value / windows), 3)
+    )
     return Finding(
         "critical_path_split",
         f"Critical path {ms(path / windows):.3f} ms a step: {listed}.",
@@ -185,9 +209,9 @@ def _split(per_step: pl.DataFrame) -> Finding:
     )
 
 
-def _findings(frames: dict[str, pl.DataFrame]) -> tuple[Finding, ...]:
+def _findings(frames: dict[str, pl.DataFrame], why_open: str) -> tuple[Finding, ...]:
     """Where the step goes, then one finding per row of the diagnosis, with the rows that carry it."""
-    made = [_split(frames["diagnosis_step"])]
+    made = [_split(frames["diagnosis_step"], why_open)]
     for row in frames["diagnosis"].iter_rows(named=True):
         parts = frames["diagnosis_evidence"].filter(pl.col("cause") == row["cause"]).head(3)
         rows = tuple(

@@ -51,7 +51,7 @@ SMALL = 0.02
 _MOSTLY = 0.5
 """A cause that saves less than this share of its cost stands before another one that takes its place."""
 
-_OPEN = 0.05
+OPEN = 0.05
 """With more than this share of the path unresolved a cost is no bound."""
 
 _COMPARED = 0.5
@@ -143,7 +143,7 @@ class Case:
         code = self.cause.code
         if self.grade != "full":
             return "low", "the critical path rests on a lower grade of evidence"
-        if self.unresolved_ratio > _OPEN:
+        if self.unresolved_ratio > OPEN:
             return "low", f"{self.unresolved_ratio:.0%} of the path is unresolved: part of that may be its"
         if code == "straggler" and self.rank is None:
             return "low", "the late rank changes: jitter rather than one straggler"

@@ -16,6 +16,7 @@ from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.claims import short
 from nsysddp.questions.diagnosis.device import sharing_ranks
 from nsysddp.questions.diagnosis.facts import Facts
+from nsysddp.questions.verdict import own_lateness_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _WORTH_SAYING = 0.02
 """Share of the path from which on it is said that it could not be matched."""
+
+_LATE = 0.03
+"""Share of a step by which a rank takes longer than its peers from which on it is named."""
 
 STEADY_SPREAD = 1.25
 """Steady steps differ by less than this, longest over shortest."""
@@ -170,6 +174,28 @@ def _unmatched_share(paths: Result) -> float:
     return float(unmatched) / max(int(steady["path_ns"].sum()), 1)
 
 
+def _whom_they_wait_for(context: Context, unmatched: float) -> Iterator[tuple[str, str, str]]:
+    """That lateness is no cause of what could not be matched, and which rank takes longer than its peers all the same.
+
+    A rank's own time needs no match: what it does besides communication is there to be compared.
+    """
+    if len(context.trace.rank_numbers) < 2:
+        return
+    reason = (
+        f"whom ranks wait for in {unmatched:.0%} of the critical path, which could not be matched, is unknown"
+    )
+    longer = own_lateness_of(context)
+    rank = max(longer, key=lambda rank: longer[rank], default=None)
+    if rank is not None and longer[rank] >= _LATE * _mean_window(context, rank):
+        reason += f"; of its own work rank {rank} has {ms(longer[rank]):.3f} ms a step more than its peers"
+    yield "straggler", reason, "all ranks, exported with --include-blobs=true"
+
+
+def _mean_window(context: Context, rank: int) -> float:
+    windows = [window for window in context.windows.windows if window.rank == rank and not window.is_warmup]
+    return sum(window.end - window.start for window in windows) / max(len(windows), 1)
+
+
 def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, str]]:
     """Causes of which this capture says nothing, and what to capture for them."""
     trace = context.trace
@@ -192,6 +218,7 @@ def unjudged(context: Context, facts: Facts, paths: Result) -> list[dict[str, st
                 "all ranks, exported with --include-blobs=true",
             )
         )
+        made += _whom_they_wait_for(context, unmatched)
     if not facts.has_shapes:
         made.append(
             ("contention", "kernels of one shape were not compared", "read the report with launch shapes")
