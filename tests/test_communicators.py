@@ -282,6 +282,7 @@ def test_unequal_shares_of_an_all_to_all_are_experts_and_their_ranks_are_named(t
     rows = result["exchange"].select("rank", "sent_bytes", "received_bytes").rows()
     assert rows == [(0, 400, 200), (1, 400, 200), (2, 200, 600)]
     assert result["exchange"]["received_ratio"].to_list() == pytest.approx([0.6, 0.6, 1.8])
+    assert result["exchange"]["group_ratio"].to_list() == pytest.approx([1.8] * 3)
     assert "rank 2 of group 0 receives up to 1.80 times" in " ".join(one.message for one in result.findings)
     sent = {(a, b): size for a, b, size in result["pair"].select("sender", "receiver", "bytes").iter_rows()}
     assert sent == {(0, 1): 100, (0, 2): 300, (1, 0): 100, (1, 2): 300, (2, 0): 100, (2, 1): 100}
@@ -292,6 +293,76 @@ def test_equal_shares_are_not_called_unequal(tmp_path: Path) -> None:
     result = asked(exchanges(tmp_path, [[50, 50], [50, 50]]))
     assert not [one for one in result.findings if one.code == "unequal_exchange"]
     assert result["exchange"]["worst_ratio"].to_list() == [1.0, 1.0]
+    assert result["exchange"]["group_ratio"].to_list() == [1.0, 1.0]
+
+
+def test_imbalance_of_a_group_is_that_of_its_exchanges_and_not_of_their_sums(tmp_path: Path) -> None:
+    """Each rank is the busy one once: the sums are equal, the exchanges are not."""
+    export = Export()
+    for rank in range(2):
+        process = export.process(pid=100 + rank, device=rank)
+        process.range("step 0", 0, 200)
+        process.kernel("gemm", at=(0, 199))
+        for turn, counts in enumerate(([[0, 300], [100, 0]], [[0, 100], [300, 0]])):
+            operations = [
+                ("Send", {"bytes": counts[rank][1 - rank], "peer": 1 - rank, "communicator": 7}),
+                ("Send", {"bytes": 0, "peer": rank, "communicator": 7}),
+                ("Recv", {"bytes": counts[1 - rank][rank], "peer": 1 - rank, "communicator": 7}),
+                ("Recv", {"bytes": 0, "peer": rank, "communicator": 7}),
+            ]
+            at = 90 * turn
+            process.nccl_group(operations, 24, (at + 20, at + 60), launched=(at + 1, at + 20))
+    rows = asked(export.write(tmp_path / "a.sqlite"))["exchange"]
+    assert rows["received_ratio"].to_list() == [1.0, 1.0]
+    assert rows["group_ratio"].to_list() == pytest.approx([1.5, 1.5])
+
+
+@pytest.mark.parametrize(("ranks", "stages", "micro"), [(4, 4, 3), (6, 2, 5), (8, 4, 2)])
+def test_the_matrix_of_pairs_is_that_of_the_simulated_pipeline(
+    ranks: int, stages: int, micro: int, tmp_path: Path
+) -> None:
+    made = Job(
+        kind="pp",
+        ranks=ranks,
+        group=stages,
+        steps=4,
+        layers=2,
+        micro_batches=micro,
+        jitter=0.0,
+        per_host=ranks,
+    )
+    result = asked(*write(simulate(made), tmp_path))
+    steps, width = result["communicator"]["steps"].max(), ranks // stages
+    neighbours = {(rank, rank + width) for rank in range(ranks - width)}
+    expected = neighbours | {(b, a) for a, b in neighbours}
+    table = result["pair"]
+    assert set(table.select("sender", "receiver").iter_rows()) == expected
+    assert table["messages"].to_list() == [micro * steps] * len(expected)
+    assert table["bytes"].to_list() == [micro * steps * made.activation_bytes] * len(expected)
+    alone = made.latency_ns + made.activation_bytes / made.gbps
+    for row in table.iter_rows(named=True):
+        assert (
+            0.99 * alone <= row["transfer_ns"] / row["alone"] <= 2.2 * alone
+        )  # both directions share a link
+        assert row["busbw_gbps"] == pytest.approx(row["bytes"] / row["transfer_ns"])
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(4, 2), (6, 3), (8, 8)])
+def test_the_shares_of_a_simulated_exchange_are_those_that_were_sent(
+    ranks: int, group: int, tmp_path: Path
+) -> None:
+    made = Job(kind="ep", ranks=ranks, group=group, steps=3, layers=2)
+    result = asked(*write(simulate(made), tmp_path))
+    share = made.activation_bytes // group
+    exchange = result["exchange"]
+    assert exchange.height == ranks
+    each = exchange["exchanges"][0]
+    assert exchange["exchanges"].to_list() == [each] * ranks
+    assert exchange["sent_bytes"].to_list() == [each * share * (group - 1)] * ranks
+    assert exchange["sent_bytes"].to_list() == exchange["received_bytes"].to_list()
+    pairs = result["pair"]
+    assert pairs.height == ranks * (group - 1)
+    assert pairs["bytes"].to_list() == [each * share] * pairs.height
 
 
 # --- screens ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ def said(trace: Trace) -> list[str]:
         "TORCH_NCCL_ENABLE_TIMING=1",
         "TORCH_NCCL_BLOCKING_WAIT=true",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
+        "FLASH_ATTENTION_DETERMINISTIC=1",
+        "TF_DETERMINISTIC_OPS=1",
+        "XLA_FLAGS=--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=true",
+        "XLA_FLAGS=--xla_gpu_deterministic_ops",
+        "TORCH_NCCL_NAN_CHECK=1",
+        "NCCL_PROFILER_PLUGIN=/opt/secret/plugin.so",
     ],
 )
 def test_a_variable_that_changes_the_measurement_is_named(variable: str, tmp_path: Path) -> None:
@@ -56,6 +63,10 @@ def test_a_variable_that_changes_the_measurement_is_named(variable: str, tmp_pat
         "TORCH_DISTRIBUTED_DEBUG=INFO",
         "MY_CUDA_LAUNCH_BLOCKING=1",
         "TORCH_NCCL_ENABLE_TIMING=false",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO=1",
+        "XLA_FLAGS=--xla_gpu_deterministic_ops=false",
+        "XLA_FLAGS=--xla_dump_to=/tmp/x",
+        "NCCL_PROFILER_PLUGIN=",
     ],
 )
 def test_one_that_does_not_is_not(variable: str, tmp_path: Path) -> None:
@@ -63,7 +74,13 @@ def test_one_that_does_not_is_not(variable: str, tmp_path: Path) -> None:
 
 
 def test_no_value_of_the_environment_is_shown(tmp_path: Path) -> None:
-    trace = loaded(tmp_path, "NCCL_BLOCKING_WAIT=s3cret", "API_TOKEN=s3cret", "NCCL_DEBUG=INFO")
+    trace = loaded(
+        tmp_path,
+        "NCCL_BLOCKING_WAIT=s3cret",
+        "API_TOKEN=s3cret",
+        "NCCL_DEBUG=INFO",
+        "NCCL_PROFILER_PLUGIN=/s3cret.so",
+    )
     assert "s3cret" not in repr(trace.warnings)
     for form in ("text", "json"):
         ran = run("analyze", tmp_path / "a.sqlite", "--format", form)

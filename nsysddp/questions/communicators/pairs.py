@@ -53,6 +53,11 @@ EXCHANGE = Table(
             FLOAT,
             "mean over the exchanges of received / mean of that exchange's ranks, where above",
         ),
+        Column(
+            "group_ratio",
+            FLOAT,
+            "of the whole group: mean over its exchanges of the most that a rank receives / mean of the ranks",
+        ),
         Column("wait_ns", INT, "wait of its kernels for later ranks"),
         Column("transfer_ns", INT, "transfer of its kernels"),
     ),
@@ -190,7 +195,15 @@ def exchange_table(messages: pl.DataFrame) -> pl.DataFrame:
             transfer_ns=(pl.col("time_ns") - pl.col("wait_ns")).first(),
         )
         .filter((pl.col("unknown") == 0) & pl.col("collective_id").is_not_null())
-        .with_columns(mean=pl.col("received").mean().over("collective_id"))
+        .with_columns(
+            mean=pl.col("received").mean().over("collective_id"),
+            most=pl.col("received").max().over("collective_id"),
+        )
+    )
+    whole = (
+        each.unique("collective_id")
+        .group_by("group")
+        .agg(group_ratio=(pl.col("most") / pl.col("mean")).fill_nan(1.0).mean())
     )
     made = each.group_by("group", "rank").agg(
         exchanges=pl.len().cast(pl.Int64),
@@ -204,4 +217,4 @@ def exchange_table(messages: pl.DataFrame) -> pl.DataFrame:
         sent_ratio=pl.col("sent_bytes") / pl.col("sent_bytes").mean().over("group"),
         received_ratio=pl.col("received_bytes") / pl.col("received_bytes").mean().over("group"),
     )
-    return EXCHANGE.check(made.sort("group", "rank"))
+    return EXCHANGE.check(made.join(whole, on="group").sort("group", "rank"))
