@@ -165,3 +165,15 @@ def test_analyze_and_compare_name_the_same_slowest_rank(tmp_path: Path) -> None:
     ran = run("compare", uneven(tmp_path / "b.sqlite", 2), "--with", path)
     assert ran.code == 0, ran.err
     assert "Rank 0, the slowest of the new side" in " ".join(ran.out.split())
+
+
+def test_of_many_ranks_the_one_that_the_first_sentence_names_has_its_row(tmp_path: Path) -> None:
+    from simulation.export import write
+    from simulation.jobs import Job, Planted, simulate
+
+    job = Job(ranks=24, steps=3, layers=2, planted=Planted("slow_rank", 1.4, rank=7, phase="backward"))
+    ran = run("analyze", *write(simulate(job), tmp_path, per_rank=False))
+    assert ran.code == 0
+    assert "Rank 7 is late" in ran.out
+    assert "Rank 7 and the 15 slowest others of 24 ranks" in ran.out
+    assert re.search(r"^ +7 +\d", ran.out, re.MULTILINE)

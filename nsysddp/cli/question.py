@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from nsysddp.cli.examples import with_examples
 from nsysddp.cli.options import Request, run_options
 from nsysddp.cli.outputs import Outputs, output_options
+from nsysddp.cli.saying import say
 from nsysddp.model.errors import UsageError
 from nsysddp.questions.question import question
 
@@ -32,6 +34,15 @@ _SCREENS = {
 }
 """Questions with a screen of their own; the others show their findings and one table."""
 
+_PICTURES = {
+    "communicators": ("nsysddp.render.maps:draw_pairs", "Draw who sends how much to whom, how fast"),
+    "stragglers": (
+        "nsysddp.render.maps:draw_lateness",
+        "Draw own time of every rank and step beyond the peers'",
+    ),
+}
+"""Questions with a picture: what draws it, and what it shows."""
+
 _PAGES = {"diagnosis": "nsysddp.render.diagnosis:markdown"}
 """Questions of which Markdown is more than one table."""
 
@@ -44,16 +55,24 @@ def question_command(name: str) -> click.Command:
     """
     asked = question(name)
 
-    def run(request: Request, outputs: Outputs, **given: Any) -> None:
+    def run(request: Request, outputs: Outputs, picture: Path | None = None, **given: Any) -> None:
         from nsysddp.questions.context import context_of
         from nsysddp.render import document
+        from nsysddp.render.files import check_file
+        from nsysddp.render.timeline import kind_of, save
 
         outputs.check(request.inputs)
+        if picture is not None:
+            kind_of(picture)
+            check_file(picture, force=outputs.force, inputs=request.inputs)
         selection = request.selection()
         asked.check(selection)
         options = {option.name: _value(option, given[option.name]) for option in asked.options}
         trace = request.load(**_reads(asked, request))
         result = asked.answer(context_of(trace, selection), **options)
+        if picture is not None:
+            save(_found(_PICTURES[name][0])(result), picture, force=outputs.force)
+            say(f"wrote {picture}")
         outputs.give(
             result.tables,
             shown=asked.shown,
@@ -73,6 +92,8 @@ def question_command(name: str) -> click.Command:
         help=f"{asked.ask}\n\n{asked.more}",
     )
     wrapped: Any = run
+    if name in _PICTURES:
+        wrapped = _picture_option(_PICTURES[name][1])(wrapped)
     for option in reversed(asked.options):
         wrapped = _click_option(option)(wrapped)
     tables = [table.name for table in asked.tables]
@@ -105,6 +126,16 @@ def _click_option(one: Option) -> Callable[[Any], Any]:
         multiple=one.multiple,
         metavar=one.metavar,
         help=one.help,
+    )
+
+
+def _picture_option(what: str) -> Callable[[Any], Any]:
+    return click.option(
+        "-o",
+        "picture",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"{what}: .png, .svg or .pdf.",
     )
 
 

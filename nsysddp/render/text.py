@@ -59,11 +59,14 @@ def _incomplete(findings: tuple[Finding, ...]) -> list[str]:
 
 def _print_ranks(screen: Console, result: Result) -> None:
     labels, rows = per_rank.figures(result)
-    few = rows
+    few, which = rows, "Each rank"
     if len(rows) > _MOST_RANKS:
-        slowest = sorted(rows, key=lambda row: (-(row.window_ns or 0), row.rank))[:_MOST_RANKS]
-        few = sorted(slowest, key=lambda row: row.rank)
-    which = "Each rank" if len(few) == len(rows) else f"The {len(few)} slowest of {len(rows):,} ranks"
+        first = result.findings[0].rank if result.findings else None  # it need not be among the slowest
+        order = sorted(rows, key=lambda row: (row.rank != first, -(row.window_ns or 0), row.rank))
+        few = sorted(order[:_MOST_RANKS], key=lambda row: row.rank)
+        named = "" if first is None else f"Rank {first} and the "
+        slowest = len(few) if first is None else len(few) - 1
+        which = f"{named or 'The '}{slowest} slowest{' others' if named else ''} of {len(rows):,} ranks"
     heading_text = f"{which} ({per_rank.caption(result)})"
     screen.print(Text(heading_text, style="dim"))
     grid = Grid(
