@@ -49,6 +49,7 @@ _TOGETHER = (
     ("nsysddp.questions.critical_path.walk._NODES_AT_A_TIME", 7),
     ("nsysddp.dependencies.condensed._NODES_AT_A_TIME", 7),
     ("nsysddp.questions.own_time._EVENTS_AT_A_TIME", 7),
+    ("nsysddp.questions.own_time._GROUPS_AT_A_TIME", 7),
     ("nsysddp.questions.diagnosis.slowing._AT_A_TIME", 7),
     ("nsysddp.questions.whatif.even._EVENTS_AT_A_TIME", 7),
 )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Rows = NDArray[np.int32]
     Steps = NDArray[np.int32]
+    Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
 
 _FIRST_SHARE = 0.1
@@ -61,7 +62,7 @@ class Line:
     event: Rows
     ahead: Ints
 
-    def __getitem__(self, part: slice) -> Line:
+    def __getitem__(self, part: slice | Flags) -> Line:
         """A part of the line."""
         return Line(self.rank, self.event[part], self.ahead[part])
 
@@ -87,6 +88,7 @@ def longer_than_others(
     waiting: Mapping[int, Intervals],
     spinning: Mapping[int, Intervals],
     lost: Mapping[int, Floats] | None = None,
+    only: Sequence[int] | None = None,
 ) -> Iterator[Longer]:
     """Both parts of every event of the own lines, against the median of the peers.
 
@@ -97,16 +99,19 @@ def longer_than_others(
         spinning: per rank when kernels of its collectives waited for other ranks.
         lost: per rank the share of their time beside communication that kernels lose to it; shape (1 + steps,), the
             first of what is in no step.
+        only: steps that are asked for; None: all.
 
     Yields:
         Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
     """
     step = attribution.step
     lines = [_line(trace, rank, step) for rank in trace.rank_numbers]
+    programs = [program for program in _programs(trace, lines) if len(program) > 1]
+    if only is not None:
+        lines = [line[np.isin(step[line.event], only)] for line in lines]
     size = int(step.max(initial=-1)) + 2  # -1 is a step too
     counts = np.stack([np.bincount(step[line.event] + 1, minlength=size) for line in lines])
     begin = np.concatenate([np.zeros((len(lines), 1), dtype=np.int64), counts.cumsum(axis=1)], axis=1)
-    programs = [program for program in _programs(trace, lines) if len(program) > 1]
     for first, last in _together(counts.sum(axis=0)):
         for program in programs:
             some = [lines[place][begin[place, first] : begin[place, last]] for place in program]
@@ -150,26 +155,33 @@ def _longer(
             computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
             slower = computes * lost[line.rank][step[line.event] + 1] * spun[row, groups]
             run[row, groups] -= _whole(slower)
-    slowed = spun.sum(axis=0) - spun > spun
-    longer_gap, longer_run = gap - _median_of_other_rows(gap), run - _median_of_other_rows(run)
-    longer_run[(longer_run < 0) & slowed] = 0.0
+    for first in range(0, shape[1], _GROUPS_AT_A_TIME):
+        part = np.s_[:, first : first + _GROUPS_AT_A_TIME]
+        slowed = spun[part].sum(axis=0) - spun[part] > spun[part]
+        longer = _beyond_others(run[part])
+        run[part] = np.where((longer < 0) & slowed, 0, longer)
+        gap[part] = _beyond_others(gap[part])
     for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
-        yield Longer(line, _whole(longer_gap[row, groups]), _whole(longer_run[row, groups]))
+        yield Longer(line, gap[row, groups], run[row, groups])
+
+
+_GROUPS_AT_A_TIME = 1 << 15
+"""Of what is the same on several ranks: a capture without steps is one step, whose copies would take all memory."""
 
 
 def _whole(value: Floats) -> Ints:
     return np.rint(value).astype(np.int64)
 
 
-def _median_of_other_rows(value: Ints) -> Floats:
-    """For each value the median of the others in its column; of two rows at least."""
+def _beyond_others(value: Ints) -> Ints:
+    """By how much each value is above the median of the others in its column; of two rows at least."""
     ordered, others = np.sort(value, axis=0), len(value) - 1
 
     def at(middle: int) -> Ints:  # without one of the values that are there, those not below it move down
         found: Ints = np.where(value > ordered[middle], ordered[middle], ordered[middle + 1])
         return found
 
-    return (at((others - 1) // 2) + at(others // 2)) / 2
+    return _whole(value - (at((others - 1) // 2) + at(others // 2)) / 2)
 
 
 def own_lateness(
@@ -192,7 +204,8 @@ def own_lateness(
     }
     spinning = {rank: split.wait for rank, split in splits.items()}
     total: dict[int, int] = {}
-    for longer in longer_than_others(trace, attribution, exposed, spinning):
+    only = sorted({step for steps in steady.values() for step in steps})
+    for longer in longer_than_others(trace, attribution, exposed, spinning, only=only):
         rank = longer.line.rank
         counts = np.isin(
             attribution.step[longer.line.event], np.asarray(steady.get(rank, ()), dtype=np.int64)
