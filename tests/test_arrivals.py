@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from builder import Export, Process
 from command import document
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nsysddp.join.groups import groups_of
+from nsysddp.join.kernels import CODE, Kernels
+from nsysddp.join.sequences import NumberedKernels
 
 MS = 1_000_000
 Spans = Sequence[tuple[float, float]]
@@ -262,3 +266,30 @@ def test_a_few_collectives_that_fit_by_chance_outweigh_no_capture(tmp_path: Path
     tables = document(*paths, "--per", "capture")["tables"]
     assert {row["match"] for row in tables["collective"]} == {"sequence"}
     assert tables["rank"][1]["clock_offset_ns"] == pytest.approx(-3 * MS, abs=10_000)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([4, 8, 16]), min_size=2, max_size=12),
+    steps=st.integers(2, 8),
+    begins=st.integers(0, 30),
+    holes=st.sets(st.integers(0, 40), max_size=4),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_few_kernels_refuse_no_offset_that_all_would_fit(
+    sizes: list[int], steps: int, begins: int, holes: set[int]
+) -> None:
+    payload = np.array(sizes * steps)
+
+    def line(first: int, left_out: set[int]) -> NumberedKernels:
+        numbers = np.array([n for n in range(first, payload.size) if n not in left_out] or [first])
+        kernels = Kernels.of(
+            event=numbers, rank=np.zeros_like(numbers), clock=np.full_like(numbers, first), stream=numbers,
+            start=numbers * 1000, end=numbers * 1000 + 500, kind=np.full_like(numbers, CODE["all_reduce"]),
+        )  # fmt: skip
+        kernels.sequence, kernels.payload = numbers - first, payload[np.minimum(numbers, payload.size - 1)]
+        return NumberedKernels(kernels, np.arange(numbers.size))
+
+    own, other = line(0, set()), line(min(begins, payload.size - 1), holes)
+    offsets = np.arange(-payload.size, payload.size + 1)
+    fitting = {offset for offset in offsets.tolist() if own._score(other, offset, False) is not None}
+    assert fitting <= set(own._possible(other, offsets).tolist())

@@ -137,6 +137,22 @@ def test_drift_is_found_under_noise_and_wrong_pairs(ppm: float, noise: int, wron
     assert error.max() <= 2_000 + noise
 
 
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 700))
+@settings(max_examples=60, deadline=None)
+def test_the_slope_is_that_of_the_medians_of_stretches_one_by_one(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    times, differences = (rng.integers(0, 3 * size, size) for _ in range(2))
+    parts = np.array_split(np.argsort(times, kind="stable"), min(drift._STRETCHES, max(1, size // 2)))
+    x, y = ([float(np.median(values[part])) for part in parts] for values in (times, differences))
+    slopes = [
+        (y[other] - y[one]) / (x[other] - x[one])
+        for one in range(len(parts))
+        for other in range(one + 1, len(parts))
+        if x[other] > x[one]
+    ]
+    assert drift.slope(times, differences) == (float(np.median(slopes)) if slopes else 0.0)
+
+
 def test_correction_is_the_same_for_arrays_and_frames() -> None:
     import polars as pl
 

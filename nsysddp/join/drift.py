@@ -102,15 +102,27 @@ def _in_both_halves(rate: float, times: Column, differences: Column) -> bool:
 def slope(times: Column, differences: Column) -> float:
     """Median slope between the medians of stretches with equally many differences; 0 for fewer than two."""
     order = np.argsort(times, kind="stable")
-    parts = np.array_split(order, min(_STRETCHES, max(1, times.size // 2)))
-    if len(parts) < 2:
+    stretches = min(_STRETCHES, max(1, times.size // 2))
+    if stretches < 2:
         return 0.0
-    x = np.array([np.median(times[part]) for part in parts])
-    y = np.array([np.median(differences[part]) for part in parts])
+    x, y = (_medians(values[order], stretches) for values in (times, differences))
     one, other = np.triu_indices(x.size, 1)
     apart = x[other] - x[one]
     usable = apart > 0
     return float(np.median((y[other] - y[one])[usable] / apart[usable])) if usable.any() else 0.0
+
+
+def _medians(values: Column, stretches: int) -> Column:
+    """The median of each stretch; the first ones are one value longer where the values cannot be shared out evenly."""
+    size, longer = divmod(values.size, stretches)
+    head, rest = np.split(values, [longer * (size + 1)])
+    return np.concatenate(
+        [
+            np.median(part.reshape(-1, length), axis=1)
+            for part, length in ((head, size + 1), (rest, size))
+            if part.size
+        ]
+    )
 
 
 def spread(times: Column, differences: Column) -> Column:

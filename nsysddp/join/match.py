@@ -207,7 +207,14 @@ class _Job:
 
     def _by_sequence(self, rows: Column, members: Column) -> None:
         kernels = self.kernels
-        lines = {int(rank): rows[kernels.rank[rows] == rank] for rank in members}
+        of_rank = rows[np.argsort(kernels.rank[rows], kind="stable")]
+        lines = dict(
+            zip(
+                members.tolist(),
+                np.split(of_rank, np.searchsorted(kernels.rank[of_rank], members[1:])),
+                strict=True,
+            )
+        )
         lines = {
             rank: line[np.lexsort((kernels.start[line], kernels.sequence[line]))]
             for rank, line in lines.items()

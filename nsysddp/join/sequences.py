@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _MAX_OFFSET = 4096
 _NEAR_ANCHOR = 64
+_FEW = 16
+"""Kernels that are looked at first: most offsets of a repeated step are out of the question by these."""
+
 _ANCHOR_NS = 10 * NS_PER_MS
 """By so much session starts of two hosts can be wrong without further notice."""
 
@@ -65,10 +68,11 @@ class NumberedKernels:
                 return 0
         reach = min(_MAX_OFFSET, max(self.span, other.span))
         middle = self.first - other.first
-        candidates = {*range(-reach, reach + 1), *range(middle - _NEAR_ANCHOR, middle + _NEAR_ANCHOR + 1)}
+        near_anchor = np.arange(middle - _NEAR_ANCHOR, middle + _NEAR_ANCHOR + 1)
+        candidates = self._possible(other, np.union1d(np.arange(-reach, reach + 1), near_anchor))
         fits = [
             (*score, offset)
-            for offset in sorted(candidates, key=lambda number: (abs(number), number))
+            for offset in sorted(candidates.tolist(), key=lambda number: (abs(number), number))
             if (score := self._score(other, offset, shared)) is not None
         ]
         if not fits or min(fits)[0] > tolerance:
@@ -82,6 +86,14 @@ class NumberedKernels:
         # Steps as alike as that: ranks are captured over the same ones, as far as their anchors allow it.
         best = min(fits, key=lambda fit: (max(fit[2], _ANCHOR_NS), -fit[3], fit[2], abs(fit[4])))
         return int(best[4])
+
+    def _possible(self, other: NumberedKernels, offsets: Column) -> Column:
+        """The offsets that a few kernels do not speak against, by kind or size of those that they would meet."""
+        few = np.unique(np.linspace(0, other.sequence.size - 1, _FEW).astype(np.int64))
+        wanted = other.sequence[few] + offsets[:, np.newaxis]
+        at = np.minimum(np.searchsorted(self.sequence, wanted), self.sequence.size - 1)
+        unlike = (self.kind[at] != other.kind[few]) | (self.payload[at] != other.payload[few])
+        return offsets[~(unlike & (self.sequence[at] == wanted)).any(axis=1)]
 
     def _score(
         self, other: NumberedKernels, offset: int, shared_clock: bool
