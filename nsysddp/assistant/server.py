@@ -151,7 +151,7 @@ def _below(root: Path, path: str) -> Path:
 def _state(reports: list[Path]) -> tuple[tuple[int, int], ...]:
     """What changes when a report does."""
     known = [path.stat() for path in reports if path.exists()]
-    return tuple((one.st_mtime_ns, one.st_size) for one in known)
+    return tuple((status.st_mtime_ns, status.st_size) for status in known)
 
 
 @lru_cache(maxsize=2)

@@ -264,7 +264,7 @@ def summarise(captured: Sequence[tuple[float, Captured]]) -> Sweep:
 
 
 def _gpu_figures(cap: float, runs: Sequence[Captured]) -> list[CapRank]:
-    results = [one.result for one in runs if one.result is not None]
+    results = [run.result for run in runs if run.result is not None]
     if len(results) != len(runs):
         return []
     import polars as pl

@@ -58,7 +58,7 @@ def list_(form: str, url: str | None) -> None:
 
     kept = baselines(url=url)
     if form == "json":
-        click.echo(json.dumps([one.as_dict() for one in kept], indent=2))
+        click.echo(json.dumps([baseline.as_dict() for baseline in kept], indent=2))
         return
     if not kept:
         click.echo("there is no baseline", err=True)
@@ -74,14 +74,14 @@ def list_(form: str, url: str | None) -> None:
         ],
         [
             (
-                one.name,
-                f"{one.created_at:%Y-%m-%d %H:%M}",
-                str(len(one.runs)),
-                str(max(len(run.ranks) for run in one.runs)),
-                str(sum(map(steps_of, one.runs))),
-                ", ".join(sorted({run.facts.get("GPU", "") for run in one.runs} - {""})),
+                baseline.name,
+                f"{baseline.created_at:%Y-%m-%d %H:%M}",
+                str(len(baseline.runs)),
+                str(max(len(run.ranks) for run in baseline.runs)),
+                str(sum(map(steps_of, baseline.runs))),
+                ", ".join(sorted({run.facts.get("GPU", "") for run in baseline.runs} - {""})),
             )
-            for one in kept
+            for baseline in kept
         ],
     )
 

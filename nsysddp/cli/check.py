@@ -108,11 +108,15 @@ def command(
     others: Sequence[Run] = ()
     if against:
         others = other_runs(
-            base, reading, where, lambda: [sha256_of(path) for one in sources for path in one.reports], db=db
+            base,
+            reading,
+            where,
+            lambda: [sha256_of(path) for source in sources for path in source.reports],
+            db=db,
         )
     comparison = None
     if others:
-        comparison = compare(others, [one.run for one in runs], allow_unlike=allow_unlike)
+        comparison = compare(others, [run.run for run in runs], allow_unlike=allow_unlike)
     answers = check(claims.claims, runs, comparison)
     if junit is not None:
         with whole_file(junit, force=True) as stream:

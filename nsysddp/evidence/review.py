@@ -85,7 +85,9 @@ def _further(first: Loaded, rest: Sequence[Loaded]) -> list[str]:
 
     alike = [run.source.name for run in rest if kind(run) == kind(first)]
     said = (
-        [f"that is {first.source.name}; {_some(alike)} say the same, with their own numbers"] if alike else []
+        [f"that is {first.source.name}; {_listed(alike)} say the same, with their own numbers"]
+        if alike
+        else []
     )
     return said + [
         f"{run.source.name}: {run.result.findings[0].message if run.result.findings else 'nothing was found'}"
@@ -194,7 +196,8 @@ def _limits(evidence: Evidence) -> list[str]:
         ):
             said.setdefault(text, []).append(f"{run.source.name} ({side})")
     distinct = [
-        text if len(runs) == len(evidence.sides) else f"{_some(runs)}: {text}" for text, runs in said.items()
+        text if len(runs) == len(evidence.sides) else f"{_listed(runs)}: {text}"
+        for text, runs in said.items()
     ]
     lines = [f"- {escaped(note)}" for note in distinct[:_MOST_NOTES]]
     if len(distinct) > _MOST_NOTES:
@@ -206,7 +209,7 @@ def _limits(evidence: Evidence) -> list[str]:
     return lines
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more runs" if len(names) > 3 else "")
 
 

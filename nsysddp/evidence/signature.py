@@ -55,7 +55,7 @@ def sign(content: bytes, key: Path) -> bytes:
     done = _run(["-Y", "sign", "-f", path, "-n", NAMESPACE], content)
     if done.returncode or not done.stdout:
         raise UsageError(
-            f"ssh-keygen cannot sign with it ({_said(done, path, key.name)})",
+            f"ssh-keygen cannot sign with it ({_complaint(done, path, key.name)})",
             file=key,
             do="give a private key of OpenSSH",
         )
@@ -115,7 +115,7 @@ def _run(words: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]
     return subprocess.run([_program(), *words], input=content, capture_output=True, check=False)
 
 
-def _said(done: subprocess.CompletedProcess[bytes], path: str, name: str) -> str:
+def _complaint(done: subprocess.CompletedProcess[bytes], path: str, name: str) -> str:
     """The first line that the program said, without the folder of the key."""
     lines = done.stderr.decode("utf-8", "replace").replace(path, name).strip().splitlines()
     return lines[0][:120] if lines else f"it ended with {done.returncode}"

@@ -261,7 +261,7 @@ def folder_sources(folder: Path) -> list[Source]:
     if not (folder / "run.json").is_file():
         captures = sorted((path.parent for path in folder.glob("*/run.json")), key=_natural)
         if captures:
-            return [one for capture in captures for one in folder_sources(capture)]
+            return [source for capture in captures for source in folder_sources(capture)]
         return [Source(folder.resolve().name, _reports(folder))]
     outcome = (read_capture(folder / "run.json").get("outcome") or {}).get("kind")
     if outcome not in _USABLE:
@@ -298,7 +298,7 @@ def ranks_of_one_run(paths: Sequence[Path]) -> list[Source]:
     """Sources of paths of which reports together are the ranks of one run, and each folder is one run or several."""
     _must_exist(paths)
     reports = tuple(path for path in paths if _is_report(path))
-    made = [one for path in paths if not _is_report(path) for one in folder_sources(path)]
+    made = [source for path in paths if not _is_report(path) for source in folder_sources(path)]
     if reports:
         made.insert(0, Source(", ".join(path.name for path in reports), reports))
     return _distinct(made)

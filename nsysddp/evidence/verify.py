@@ -267,9 +267,9 @@ def _against_itself(members: Mapping[str, bytes], document: Mapping[str, Any]) -
             continue
         said = json.loads(frame.write_json()) if frame.height else []
         problems += [
-            f"{member}: {one.text}, evidence.json says otherwise"
-            for one in differences(rows, said, name)
-            if not one.agrees and not one.last_digits
+            f"{member}: {difference.text}, evidence.json says otherwise"
+            for difference in differences(rows, said, name)
+            if not difference.agrees and not difference.last_digits
         ]
         if csv(frame).encode() != members[f"tables/{name}.csv"]:
             problems.append(f"tables/{name}.csv: differs from its Parquet table")
@@ -464,7 +464,9 @@ def _against_reports(
         del remade[key]
     said = {key: value for key, value in manifest.items() if key not in ("tool", "versions", "files")}
     found.problems += [
-        f"manifest.json: {one.text}" for one in differences(remade, said, "") if not one.agrees
+        f"manifest.json: {difference.text}"
+        for difference in differences(remade, said, "")
+        if not difference.agrees
     ]
     for one in differences({**expected, "tool": document.get("tool")}, document, "evidence.json"):
         found.values += 1
@@ -505,7 +507,7 @@ def _compare(name: str, said: bytes, computed: bytes, others: Mapping[str, str],
     """A member that is not the same bytes as the one computed: wrong, or made by versions that are not here?"""
     kind = name.rpartition(".")[2]
     makers = [one for one in ("nsysddp", *_LIBRARIES_OF.get(kind, ())) if one in others]
-    by = ", ".join(f"{one} {others[one]}" for one in makers)
+    by = ", ".join(f"{maker} {others[maker]}" for maker in makers)
     if kind in ("png", "svg") and makers:
         from nsysddp.render.drawn import data_of
 

@@ -100,7 +100,7 @@ def inspect(path: Path) -> Inspection:
             rows=rows,
             abilities=tuple(Ability(question, key in able, remedy) for key, question, remedy in _QUESTIONS),
             diagnostics=tuple(sql.diagnostics(report)),
-            families=tuple(str(one) for one in families(report)),
+            families=tuple(str(family) for family in families(report)),
         )
 
 

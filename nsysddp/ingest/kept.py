@@ -53,7 +53,9 @@ def key_of(path: Path, digest: str, wanted: Wanted) -> str:
         for rule in wanted.rules.rules
     ]  # fmt: skip
     asked = {
-        one.name: getattr(wanted, one.name) for one in fields(wanted) if one.name not in ("rules", "nsys")
+        field.name: getattr(wanted, field.name)
+        for field in fields(wanted)
+        if field.name not in ("rules", "nsys")
     }
     text = json.dumps(
         [_MAGIC.decode(), _program(), digest, visible(path.name), asked, rules, wanted.rules.own]

@@ -271,7 +271,7 @@ def _read_ranges(
         ),
     ]
     if not _named(read.ranges, wanted):
-        part.families = tuple(str(one) for one in families(report))
+        part.families = tuple(str(family) for family in families(report))
 
 
 def _named(ranges: pl.DataFrame, wanted: Wanted) -> bool:

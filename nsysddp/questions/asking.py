@@ -44,7 +44,7 @@ def ask(trace: Trace, name: str, **options: Any) -> Result:
         UsageError: there is no such question or option, or the selection leaves nothing.
     """
     wanted = question(name)
-    names = {one.name for one in fields(Selection)}
+    names = {field.name for field in fields(Selection)}
     selection = Selection(**{key: value for key, value in options.items() if key in names})
     return wanted.answer(
         context_of(trace, selection), **{key: value for key, value in options.items() if key not in names}

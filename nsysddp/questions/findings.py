@@ -188,7 +188,7 @@ def _silent(result: Result, totals: Sequence[Mapping[str, Any]]) -> list[int]:
 
     Under a whole graph the hidden time is null: what ran there is unknown. What took no time did communicate.
     """
-    if any(one.code in ("unnamed_kernels", "impossible_times") for one in result.warnings):
+    if any(warning.code in ("unnamed_kernels", "impossible_times") for warning in result.warnings):
         return []
     talked = result["kernel_class"].filter(pl.col("class") == "communication")["rank"].to_list()
     return [
@@ -351,12 +351,12 @@ def _graphs(result: Result) -> Iterator[Finding]:
 
 def _incomplete(result: Result) -> Iterator[Finding]:
     """Nsys prints 'might not have been collected' for sound captures too, so it is a caution, ranked low."""
-    for one in result.trace.inputs:
-        said = [text for text in one.diagnostics if text.lower().startswith(_CERTAIN_GAP)]
+    for report in result.trace.inputs:
+        said = [text for text in report.diagnostics if text.lower().startswith(_CERTAIN_GAP)]
         if said:
             yield Finding(
                 "capture_incomplete",
-                f"{one.name}: nsys says {' '.join(sorted(said))} What is absent is no evidence.",
+                f"{report.name}: nsys says {' '.join(sorted(said))} What is absent is no evidence.",
                 value=len(said),
                 unit="count",
                 severity=20,

@@ -115,7 +115,7 @@ def _stage_table(context: Context, stages: dict[int, int]) -> pl.DataFrame:
     micro = _micro_batches(context.groups)
     rows = []
     for rank, stage in sorted(stages.items()):
-        windows = [one for one in context.windows.windows if one.rank == rank and one.step >= 0]
+        windows = [window for window in context.windows.windows if window.rank == rank and window.step >= 0]
         for row in _of_rank(context, rank, windows):
             rows.append(
                 row

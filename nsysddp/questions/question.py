@@ -131,21 +131,21 @@ class Question:
         """
         from nsysddp.questions.request import request_of
 
-        unknown = sorted(set(options) - {one.name for one in self.options})
+        unknown = sorted(set(options) - {option.name for option in self.options})
         if unknown:
-            known = ", ".join(one.name for one in self.options) or "none"
+            known = ", ".join(option.name for option in self.options) or "none"
             raise UsageError(
                 f"there is no option {unknown[0]!r} of this question", do=f"its options: {known}"
             )
         self.check(context.selection)
-        values = {one.name: one.default for one in self.options} | options
+        values = {option.name: option.default for option in self.options} | options
         result = self.run(context, values)
-        whole = [one for one in context.trace.warnings if one.code in OF_THE_WHOLE]
-        warnings = (*whole, *(one for one in result.warnings if one not in whole))
+        whole = [warning for warning in context.trace.warnings if warning.code in OF_THE_WHOLE]
+        warnings = (*whole, *(warning for warning in result.warnings if warning not in whole))
         request = request_of(context.trace, context.selection, self.command, self.name, values)
         found = result.findings
         if not any(one.code == "report_missing" for one in found):
-            missing = (one for one in warnings if one.code == "report_missing")
+            missing = (warning for warning in warnings if warning.code == "report_missing")
             found = (*(Finding.of_warning(one, one.code) for one in missing), *found)
         return replace(result, findings=found, warnings=warnings, request=request.as_dict())
 

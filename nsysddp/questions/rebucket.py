@@ -349,7 +349,7 @@ class _Places:
 
 
 def _same_layout(backwards: Sequence[Backward]) -> None:
-    layouts = {tuple((b.bytes, b.parameters) for b in one.buckets) for one in backwards}
+    layouts = {tuple((b.bytes, b.parameters) for b in backward.buckets) for backward in backwards}
     if len(layouts) > 1:
         raise CannotTell(
             "the buckets differ between steps or ranks",

@@ -165,11 +165,11 @@ def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
         reason = (
             "the report holds no launch calls (capture with --trace=cuda), so events cannot be put into steps"
         )
-    elif untold := [one.message for one in trace.warnings if one.code in _THREADLESS]:
+    elif untold := [warning.message for warning in trace.warnings if warning.code in _THREADLESS]:
         reason = "; ".join(untold)
     elif attribution.steps.height:
         reason = "no GPU event was launched inside a step range"
-    elif not any("nvtx" in one.capabilities for one in trace.inputs):
+    elif not any("nvtx" in report.capabilities for report in trace.inputs):
         reason = "the report holds no NVTX ranges (capture with --trace=cuda,nvtx and mark steps)"
     else:
         reason = f"no NVTX range is named like a step{_others(trace, '--step-pattern')}"

@@ -179,14 +179,16 @@ def launching(context: Context) -> dict[int, Launching]:
     if trace.launches is None:
         return made
     for rank in trace.rank_numbers:
-        windows = [one for one in context.windows.windows if one.rank == rank and not one.is_warmup]
+        windows = [
+            window for window in context.windows.windows if window.rank == rank and not window.is_warmup
+        ]
         first, last = trace.rows_of(rank)
         launched = trace.launches["launch_end_ns"].slice(first, last - first)
         if not windows or last - first < 2 or launched.null_count() == last - first:
             continue
         events = trace.events_of(rank)
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-        at = np.array([one.start for one in windows]), np.array([one.end for one in windows])
+        at = np.array([window.start for window in windows]), np.array([window.end for window in windows])
         call = launched.fill_null(_NEVER).to_numpy()
         work = (call != _NEVER) & ~trace.is_class(rank, ["communication"])
         made[rank] = Launching(_late(start, end, call, at), _paced(start[work], call[work], at))
@@ -516,7 +518,7 @@ def was(number: int) -> str:
 
 
 def _silent_processes(result: Result) -> int:
-    return sum(one.count for one in result.warnings if one.code == "process_without_gpu_events")
+    return sum(warning.count for warning in result.warnings if warning.code == "process_without_gpu_events")
 
 
 def missing_ranks(result: Result) -> int:

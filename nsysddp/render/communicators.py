@@ -34,12 +34,12 @@ def print_communicators(result: Result, out: Console | None = None) -> None:
         for role, evidence in reasons.iter_rows():
             screen.print(bullet(f"{role or 'not reported'}: {evidence or 'unknown'}", style="dim"))
         heading(screen, "What NCCL says of algorithm, protocol and channels")
-        for line in dict.fromkeys(map(_said, result["nccl_says"].iter_rows(named=True))):
+        for line in dict.fromkeys(map(_sentence, result["nccl_says"].iter_rows(named=True))):
             screen.print(bullet(line, style="dim"))
     care(screen, result)
 
 
-def _said(row: Mapping[str, Any]) -> str:
+def _sentence(row: Mapping[str, Any]) -> str:
     kind = row["kind"].replace("_", "-")
     if row["source"] is None:
         return f"{kind}: nothing; {row['note']}"

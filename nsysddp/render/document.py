@@ -137,8 +137,13 @@ def _head(result: Result) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tool": tool(),
         "inputs": [
-            {"name": one.name, "sha256": one.sha256, "nsys_version": one.nsys_version, "schema": one.schema}
-            for one in result.trace.inputs
+            {
+                "name": report.name,
+                "sha256": report.sha256,
+                "nsys_version": report.nsys_version,
+                "schema": report.schema,
+            }
+            for report in result.trace.inputs
         ],
         "missing": [
             {"name": one.name, "rank": one.rank, "reason": one.reason} for one in result.trace.missing
@@ -207,10 +212,10 @@ def check_target(folder: Path, *, force: bool, inputs: Iterable[Path] = ()) -> N
     """
     target = resolved(folder)
     refuse_inside(target)
-    for one in inputs:
-        places = (resolved(one), resolved(one.parent) / one.name)
+    for report in inputs:
+        places = (resolved(report), resolved(report.parent) / report.name)
         if any(target in (place, *place.parents) for place in places):
-            raise UsageError(f"--out {target.name} holds the input {one.name}", do="name another folder")
+            raise UsageError(f"--out {target.name} holds the input {report.name}", do="name another folder")
     if folder.exists() and not folder.is_dir():
         raise UsageError("is a file, not a folder", file=folder, do="name another --out")
     if folder.exists() and not force:

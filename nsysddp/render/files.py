@@ -24,9 +24,9 @@ def check_file(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
         folder to be in.
     """
     refuse_inside(path)
-    for one in inputs:
+    for report in inputs:
         with suppress(OSError):  # one of them is not there
-            if path.samefile(one):
+            if path.samefile(report):
                 raise UsageError("is an input of this command", file=path, do="name another place")
     folder = resolved(path).parent
     if path.is_dir():

@@ -413,7 +413,7 @@ def _subtitle(context: Context, shown: list[int]) -> str:
         whole = selection.from_ns is None and selection.to_ns is None
         what = "whole capture" if whole else "part of the capture"
     start, end = _extent(context, shown)
-    inputs = [one.name for one in trace.inputs]
+    inputs = [report.name for report in trace.inputs]
     files = (
         short(inputs[0], 60) + (f" and {len(inputs) - 1} more" if len(inputs) > 1 else "") if inputs else ""
     )

@@ -138,7 +138,7 @@ def _of_pairs(names: Sequence[str], rate: Floats, what: str) -> str:
 
 
 def _title(result: Result, otherwise: str) -> list[str]:
-    first = next((one.message for one in result.findings if one.message), otherwise)
+    first = next((finding.message for finding in result.findings if finding.message), otherwise)
     return wrap(printable(visible(first)), _TITLE_WIDTH)
 
 

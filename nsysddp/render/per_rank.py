@@ -119,7 +119,7 @@ def bars(result: Result) -> list[Bar]:
         columns = [(name, label, look) for name, label, look in PARTS if not part[name].null_count()]
         if part["exposed_transfer_ns"].null_count() and not part["exposed_communication_ns"].null_count():
             columns.insert(1, ("exposed_communication_ns", "exposed, not split", "unsplit"))
-            columns = [one for one in columns if one[0] != "exposed_unsplit_ns"]
+            columns = [column for column in columns if column[0] != "exposed_unsplit_ns"]
         sums = [(label, look, int(part[name].sum())) for name, label, look in columns]
         made.append(
             Bar(

@@ -115,7 +115,7 @@ def _origin(context: Context, critical_path: Part | None) -> int:
         firsts.append(context.trace.calls["start_ns"].min())
     if critical_path is not None:
         firsts.append(critical_path.tables["critical_path"]["start_ns"].min())
-    return min(0, *(one for one in firsts if isinstance(one, int)))
+    return min(0, *(first for first in firsts if isinstance(first, int)))
 
 
 def _events(context: Context) -> pl.DataFrame:

@@ -72,15 +72,15 @@ def heading(screen: Console, text: str) -> None:
 
 def care(screen: Console, result: Result, *more: str) -> None:
     """What this run's numbers lack or rest on. What holds for every run is in the definitions, and not repeated."""
-    found = {one.code for one in result.findings}
+    found = {finding.code for finding in result.findings}
     said = [
         *more,
         *(
-            one.message if one.count == 1 else f"{one.message} ({one.count:,})"
-            for one in result.warnings
-            if one.code not in _IN_DOCTOR and _IN_FINDINGS.get(one.code) not in found
+            warning.message if warning.count == 1 else f"{warning.message} ({warning.count:,})"
+            for warning in result.warnings
+            if warning.code not in _IN_DOCTOR and _IN_FINDINGS.get(warning.code) not in found
         ),
-        *(one for one in result.assumptions if one in result.trace.assumptions),
+        *(assumption for assumption in result.assumptions if assumption in result.trace.assumptions),
     ]
     if said:
         heading(screen, "Read with care")

@@ -52,7 +52,7 @@ def print_result(result: Result, out: Console | None = None) -> None:
 
 def _incomplete(findings: tuple[Finding, ...]) -> list[str]:
     """What nsys says of a capture is in ``doctor``; here only that it says something."""
-    reports = sum(one.code == "capture_incomplete" for one in findings)
+    reports = sum(finding.code == "capture_incomplete" for finding in findings)
     where = "this report" if reports == 1 else counted(reports, "report")
     return [f"nsys says that events of {where} can be missing (nsysddp doctor)"] if reports else []
 

@@ -264,7 +264,7 @@ def _fill(axes: Axes, page: _Page) -> None:
     axes.add_collection(PolyCollection(tracks, facecolor=TRACK, edgecolor="none", zorder=0), autolim=False)
     # The host's phases are drawn in their own order; of the classes transfer comes last and so stays visible.
     places = {look: place for place, look in enumerate(page.shapes)}
-    for look in sorted(page.shapes, key=lambda one: (one.key == "transfer", places[one])):
+    for look in sorted(page.shapes, key=lambda shape: (shape.key == "transfer", places[shape])):
         shapes = PolyCollection(page.shapes[look], zorder=2, label=look.key, **_paint(look))
         axes.add_collection(shapes, autolim=False)
     lines = LineCollection(
@@ -389,7 +389,7 @@ def kind_of(path: Path) -> str:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         what = f"a picture cannot be written as {path.suffix or 'a file without an ending'}"
-        raise UsageError(what, do=f"end its name in {', '.join(f'.{one}' for one in FORMATS)}")
+        raise UsageError(what, do=f"end its name in {', '.join(f'.{form}' for form in FORMATS)}")
     return kind
 
 

@@ -191,7 +191,7 @@ def draw_trend(trend: Trend, path: Path, *, force: bool = True) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         what = f"a picture cannot be written as {path.suffix or 'a file without an ending'}"
-        raise UsageError(what, do=f"end its name in {', '.join(f'.{one}' for one in FORMATS)}")
+        raise UsageError(what, do=f"end its name in {', '.join(f'.{form}' for form in FORMATS)}")
     import matplotlib as mpl
 
     style: Any = {

@@ -95,7 +95,9 @@ def _point(
     if not medians:
         return TrendPoint(run.run_id, run.label, run.created_at, None, None, None, None, None, 0)
     # The lowest rank number among equals, so that the same rows always name the same rank.
-    order = sorted(medians, key=lambda one: (medians[one] if higher_is_better else -medians[one], one))
+    order = sorted(
+        medians, key=lambda median: (medians[median] if higher_is_better else -medians[median], median)
+    )
     worst, best = order[0], order[-1]
     interval = median_interval(known[worst])
     low, high = interval if interval is not None else (None, None)

@@ -113,7 +113,7 @@ def nccl_table(groups: Groups) -> pl.DataFrame:
     for key, part in events.group_by(by, maintain_order=True):
         row = dict(zip(by, key, strict=True))
         rows.append(
-            _said(row, words[str(row["kernel"])], unknown)
+            _shown(row, words[str(row["kernel"])], unknown)
             | {
                 "kernels": part.height,
                 "smallest_bytes": part["bytes"].min(),
@@ -124,7 +124,7 @@ def nccl_table(groups: Groups) -> pl.DataFrame:
     return NCCL_SAYS.frame(rows).sort("group", "kind", "kernel", "algorithm", "protocol", "channels")
 
 
-def _said(row: Mapping[str, object], word: Word, unknown: str) -> dict[str, object]:
+def _shown(row: Mapping[str, object], word: Word, unknown: str) -> dict[str, object]:
     """The payload's word where it has one, else that of the name."""
     if any(row[field] is not None for field in ("algorithm", "protocol", "channels")):
         silent = [field for field in ("algorithm", "protocol", "channels") if row[field] is None]

@@ -93,7 +93,7 @@ def _about_caps(caps: pl.DataFrame) -> Finding:
     """Which bucket caps are the shortest, which are longer, and of which that is not known."""
     changes = dict(caps.select("scenario", "change_ratio").iter_rows())
 
-    def said(names: list[str], *, changed: bool = False) -> str:
+    def listed(names: list[str], *, changed: bool = False) -> str:
         shown = [
             name.removeprefix("cap_") + (f" ({changes[name]:+.1%})" if changed else "") for name in names
         ]
@@ -104,17 +104,17 @@ def _about_caps(caps: pl.DataFrame) -> Finding:
     span = f"{ms(shortest['step_ns']):.3f} ms, {ms(shortest['low_ns']):.3f} to {ms(shortest['high_ns']):.3f}"
     if len(same) == caps.height and caps.height > 1:
         text = (
-            f"The bucket caps {said(same)} cannot be told apart: the capture allows differences below 1 % between "
+            f"The bucket caps {listed(same)} cannot be told apart: the capture allows differences below 1 % between "
             f"their steps (from {span}); none is named the best."
         )
     elif len(same) > 1:
-        text = f"The bucket caps {said(same)} cannot be told apart (from {span})."
+        text = f"The bucket caps {listed(same)} cannot be told apart (from {span})."
     else:
-        text = f"The shortest step is predicted for a bucket cap of {said(same)}: {span}."
+        text = f"The shortest step is predicted for a bucket cap of {listed(same)}: {span}."
     if longer and len(same) > 1:
-        text += f" Longer than these: {said(longer, changed=True)}."
+        text += f" Longer than these: {listed(longer, changed=True)}."
     if unsure:
-        text += f" Predicted to be longer, but by no more than the capture leaves open: {said(unsure, changed=True)}."
+        text += f" Predicted to be longer, but by no more than the capture leaves open: {listed(unsure, changed=True)}."
     rows = tuple({"table": "whatif", "scenario": name} for name in same)
     return Finding("bucket_caps", text, value=shortest["step_ns"], unit="ns", rows=rows, severity=2.0)
 

@@ -67,7 +67,7 @@ def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], W
     if ask.standard:
         rows.append(_optimizer_in_backward(model, buckets))
     ours = context.timed.filter(
-        pl.col("event").is_in([one.event for each in buckets.backwards for one in each.buckets])
+        pl.col("event").is_in([bucket.event for backward in buckets.backwards for bucket in backward.buckets])
     )
     wire = Wire.of(context, _alone(model, ours))
     if not wanted:

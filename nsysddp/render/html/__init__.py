@@ -89,7 +89,7 @@ def html_report(
         one["findings"] = [places.finding(each, f"bucket-{number}") for number, each in enumerate(said)]
     labels, figures = per_rank.figures(result)
     bars = [(bar.rank, bar_of(f"rank {bar.rank}", bar.window_ns, bar.parts)) for bar in per_rank.bars(result)]
-    few = few_of([one.rank for one in figures], first)
+    few = few_of([figure.rank for figure in figures], first)
     page_program, plot_program = program(), vendored_text("uPlot.iife.min.js")
     style = vendored_text("uPlot.min.css").strip() + "\n" + template_text("report.css") + look_style()
     parts = [
@@ -126,7 +126,7 @@ def html_report(
         parts=shown,
         provenance=provenance_of(result, context, provenance or {}),
         licence=vendored_text("LICENSE.uPlot").strip().splitlines(),
-        data=[(f"table-{one['name']}", json_text(one["data"])) for one in long if one["rows"]]
+        data=[(f"table-{table['name']}", json_text(table["data"])) for table in long if table["rows"]]
         + ([] if heat is None else [("heat-data", json_text(heat))])
         + [("timeline-data", json_text(timeline)), ("timeline-looks", json_text(all_looks()))],
         columns=columns,
@@ -138,7 +138,7 @@ def html_report(
 
 def _long_tables(result: Result, buckets: Part | None) -> list[dict[str, Any]]:
     """The tables that sort and filter, buckets second where there are any."""
-    long = [long_table(result[one[0]], *one) for one in LONG]
+    long = [long_table(result[table[0]], *table) for table in LONG]
     if buckets is not None and buckets.tables["bucket"].height:
         long.insert(1, long_table(buckets.tables["bucket"], *BUCKETS))
     return long
@@ -155,7 +155,7 @@ def _contents(
         ("timeline", "Timeline"),
         ("decomposition", "Time"),
         *([] if map_first else by_step),
-        *((one["anchor"], one["short"]) for one in long),
+        *((table["anchor"], table["short"]) for table in long),
         *((part["anchor"], part["title"]) for part in parts),
         ("provenance", "Provenance"),
     ]
@@ -168,7 +168,9 @@ def _named_ranks(result: Result, stragglers: Part | None) -> list[int]:
     order = [
         rank
         for _, rank in sorted(
-            (one.window_ns, one.rank) for one in per_rank.figures(result)[1] if one.window_ns is not None
+            (figure.window_ns, figure.rank)
+            for figure in per_rank.figures(result)[1]
+            if figure.window_ns is not None
         )
     ]
     return [*named, *order[-1:], *order[:1]]

@@ -148,16 +148,16 @@ def resolution(sets: Sequence[Intervals], most: int) -> tuple[int, int]:
         A number of pieces up to which a set stays exact, and the smallest power of two such that merging in the
         others what is less apart is enough (0: nothing is merged; at worst each set becomes one piece).
     """
-    sizes = np.sort(np.array([len(one) for one in sets], dtype=np.int64))
+    sizes = np.sort(np.array([len(spans) for spans in sets], dtype=np.int64))
     if int(sizes.sum()) <= most:
         return most, 0
     # The fair share: the largest size such that all smaller sets leave at least as much to each of the rest.
     before = np.cumsum(sizes) - sizes
     fits = sizes * np.arange(sizes.size, 0, -1) + before <= most
     exact = int(sizes[fits].max(initial=0))
-    large = [one for one in sets if len(one) > exact]
+    large = [spans for spans in sets if len(spans) > exact]
     room = most - int(sizes[sizes <= exact].sum()) - len(large)
-    gaps = np.concatenate([one.start[1:] - one.end[:-1] for one in large])
+    gaps = np.concatenate([spans.start[1:] - spans.end[:-1] for spans in large])
     apart = 1
     while np.count_nonzero(gaps >= apart) > max(room, 0):
         apart *= 2
@@ -261,7 +261,7 @@ def _packed(
                     {"label": look.label, "fill": look.fill, "ink": look.ink, "set": columns.add_set(some)}
                     for look, some in spans
                 ],
-                "windows": _windows(columns, [one for one in steps if one.rank == row.rank], start, end),
+                "windows": _windows(columns, [step for step in steps if step.rank == row.rank], start, end),
             }
         )
     document = {
@@ -377,10 +377,10 @@ def _boxes(columns: Columns, lane: str, mine: pl.DataFrame, names: pl.DataFrame)
 def _windows(columns: Columns, some: Sequence[Window], start: int, end: int) -> dict[str, Any]:
     seen = [one for one in some if one.end > start and one.start < end]
     return {
-        "step": columns.add([one.step for one in seen]),
-        "start": columns.add_ascending([max(one.start, start) for one in seen]),
-        "length": columns.add([min(one.end, end) - max(one.start, start) for one in seen]),
-        "warm": columns.add([int(one.is_warmup) for one in seen]),
+        "step": columns.add([window.step for window in seen]),
+        "start": columns.add_ascending([max(window.start, start) for window in seen]),
+        "length": columns.add([min(window.end, end) - max(window.start, start) for window in seen]),
+        "warm": columns.add([int(window.is_warmup) for window in seen]),
     }
 
 

@@ -46,7 +46,7 @@ class Places:
         self._path = path
         self._origin_ns = origin_ns
         self._collective = result["collective"][kept.to_list()].with_row_index("row")
-        self._windows = {(one.rank, one.step): one for one in context.every_window.windows}
+        self._windows = {(window.rank, window.step): window for window in context.every_window.windows}
         self._steps = {
             name: index for index, name in context.attribution.steps.select("step_index", "name").iter_rows()
         }

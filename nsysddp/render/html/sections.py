@@ -196,12 +196,12 @@ def provenance_of(result: Result, context: Context, further: Mapping[str, str]) 
     trace, asked = result.trace, context.selection
     inputs = pl.DataFrame(
         {
-            "report": [one.name for one in trace.inputs],
-            "sha256": [one.sha256 for one in trace.inputs],
-            "nsys": [one.nsys_version for one in trace.inputs],
-            "schema": [one.schema for one in trace.inputs],
-            "CUDA graphs": [one.graph_mode for one in trace.inputs],
-            "nsys says": [" ".join(sorted(one.diagnostics)) or None for one in trace.inputs],
+            "report": [report.name for report in trace.inputs],
+            "sha256": [report.sha256 for report in trace.inputs],
+            "nsys": [report.nsys_version for report in trace.inputs],
+            "schema": [report.schema for report in trace.inputs],
+            "CUDA graphs": [report.graph_mode for report in trace.inputs],
+            "nsys says": [" ".join(sorted(report.diagnostics)) or None for report in trace.inputs],
         },
         schema_overrides=dict.fromkeys(["nsys", "schema", "CUDA graphs", "nsys says"], pl.String),
     )
@@ -230,6 +230,6 @@ def provenance_of(result: Result, context: Context, further: Mapping[str, str]) 
             short_table("How the page was made", settings),
             short_table("Ranks and clocks; times in ms", clocks),
         ],
-        "warnings": [f"{one.message} ({one.count:,})" for one in result.warnings],
+        "warnings": [f"{warning.message} ({warning.count:,})" for warning in result.warnings],
         "assumptions": list(result.assumptions),
     }

@@ -98,7 +98,7 @@ def rank_table(
         few: ranks that have a row; all by default. Links lead to the table of all.
     """
     facts = {row["rank"]: row for row in result["rank"].to_dicts()}
-    order = sorted((one.window_ns, one.rank) for one in figures if one.window_ns is not None)
+    order = sorted((figure.window_ns, figure.rank) for figure in figures if figure.window_ns is not None)
     tags = {order[-1][1]: "slowest", order[0][1]: "fastest"} if len(order) > 1 else {}
     rows = []
     for one in figures:
@@ -185,7 +185,7 @@ def _shortened(frame: pl.DataFrame, name: str) -> tuple[pl.DataFrame, str | None
     if frame.height <= MOST_ROWS:
         return frame, None
     times = ("exposed_ns", "total_ns", "window_ns", "imposed_wait_ns")
-    by = next((one for one in times if one in frame.columns), "row")
+    by = next((time for time in times if time in frame.columns), "row")
     note = (
         f"The {MOST_ROWS:,} rows with most {_label(by).removesuffix(' (ms)')} of {frame.height:,}; "
         f"nsysddp analyze --table {name} --format csv has all."
