@@ -367,6 +367,16 @@ def test_caps_of_small_equal_buckets_are_not_predicted_without_a_latency(tmp_pat
     assert "how much of their time is latency" in row["reason"]
 
 
+def test_waits_for_the_step_behind_the_last_bucket_are_no_part_of_its_hook(tmp_path: Path) -> None:
+    """The host pauses behind the only bucket, then queues a wait: no bucket of a smaller cap comes with that pause."""
+    pause = Planted("pause_all", 10 * MS, phase="backward")
+    job = Job("ep", 4, 4, layers=4, layer_ns=1400 * US, layer_bytes=12 * MIB, cap=1000 * MIB, planted=pause)
+    rows = judge.ask(write(simulate(job), tmp_path), job, payload=True).whatif
+    (small,) = (row for row in rows if row["scenario"] == "cap_5")
+    real = truth.mean(truth.lengths(truth.scenarios(job, (5.0,), ())["cap_5"]))
+    assert small["step_ns"] == pytest.approx(real, rel=0.03)
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}

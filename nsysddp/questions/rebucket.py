@@ -10,7 +10,8 @@ For each rank and backward, on the host's line of calls (``h`` the hook of a buc
   between two hooks the parameters of a bucket are spread evenly: the last one is ready at the hook.
 * **Which buckets.** ``ddp.reducer.rebuilt_layout`` with the ready order and the cap.
 * **Host.** A hook costs what the recorded hooks cost on that rank (their median); the recorded ones are taken out.
-  Without annotation a hook is the launch with the queue operations around it, and of the time ahead of it what all
+  Without annotation a hook is the launch with the queue operations around it, as far as the host does not pause between
+  them (for 100 us: a wait queued behind the last bucket is the step's), and of the time ahead of it what all
   buckets have more than the launches of their thread: what comes with every bucket is the bucket's.
 * **GPU.** A collective waits for the last event that had been launched on the producing stream at its hook, for the
   collective before it, and for the other ranks; its transfer is that of the fitted link. Computation keeps its recorded
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _NONE = np.empty(0, dtype=np.int64)
+_PAUSE_NS = 100_000
+"""Longer than this the host is not away within a hook that is not recorded."""
+
 _QUEUE_CALLS = (
     "Event",
     "StreamWait",
@@ -175,7 +179,8 @@ def recorded_buckets(
         made.append(
             Backward(int(rank), int(step), int(number), int(in_order["collective_id"][0]), tuple(buckets))
         )
-    made = [_begun_earlier(one, before_hook.get(one.rank, ())) for one in made]
+    ahead = {rank: round(float(np.quantile(idle, 0.25))) for rank, idle in before_hook.items()}
+    made = [_begun_earlier(backward, ahead.get(backward.rank, 0)) for backward in made]
     known = rows["parameters"].is_not_null().all()
     hooks = {
         rank: np.median(
@@ -201,9 +206,8 @@ def recorded_buckets(
     )
 
 
-def _begun_earlier(backward: Backward, idle: Sequence[float]) -> Backward:
+def _begun_earlier(backward: Backward, own: int) -> Backward:
     """The backward with hooks that begin earlier, by what three of four hooks of its rank have ahead of them."""
-    own = round(float(np.quantile(idle, 0.25))) if idle else 0
     if not own:
         return backward
     earlier = (replace(bucket, hook_start_ns=bucket.hook_start_ns - own) for bucket in backward.buckets)
@@ -334,12 +338,16 @@ class _Places:
     def _around(self, mine: Ints, call: int) -> Ints:
         """Without annotation: the launch with the queue operations directly around it on its thread."""
         first = last = int(np.searchsorted(mine, call))
-        while self._prepares(mine, first - 1):
+        while self._prepares(mine, first - 1) and not self._pauses_before(mine, first):
             first -= 1
-        while self._prepares(mine, last + 1):
+        while self._prepares(mine, last + 1) and not self._pauses_before(mine, last + 1):
             last += 1
         chosen: Ints = mine[first : last + 1].copy()
         return chosen
+
+    def _pauses_before(self, mine: Ints, place: int) -> bool:
+        """Was the host away between a call and the one before? Then the two are not of one hook."""
+        return bool(self._lines.start[mine[place]] - self._lines.end[mine[place - 1]] > _PAUSE_NS)
 
     def _prepares(self, mine: Ints, place: int) -> bool:
         if not 0 <= place < mine.size or self._launching[mine[place]]:
