@@ -93,7 +93,8 @@ class NumberedKernels:
         wanted = other.sequence[few] + offsets[:, np.newaxis]
         at = np.minimum(np.searchsorted(self.sequence, wanted), self.sequence.size - 1)
         unlike = (self.kind[at] != other.kind[few]) | (self.payload[at] != other.payload[few])
-        return offsets[~(unlike & (self.sequence[at] == wanted)).any(axis=1)]
+        possible: Column = offsets[~(unlike & (self.sequence[at] == wanted)).any(axis=1)]
+        return possible
 
     def _score(
         self, other: NumberedKernels, offset: int, shared_clock: bool
