@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import mmap
 import random
 import shutil
 import sqlite3
@@ -13,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import unlucky
@@ -25,8 +28,10 @@ from many import reports
 
 from nsysddp.ingest import kept
 from nsysddp.join.load import load
+from nsysddp.model import large
 from nsysddp.model.errors import NotAReport, UsageError
 from nsysddp.model.trace import Trace
+from nsysddp.questions.attribution import attribute
 
 EVERYTHING = {"launches": True, "host_calls": True, "shapes": True, "metrics": True}
 
@@ -87,6 +92,41 @@ def test_every_frame_is_the_same_from_another_process(made: Path, tmp_path: Path
         expected, found = load(made, **asked), load(made, **asked, jobs=2)
         for name, frame in frames(expected).items():
             assert_frame_equal(frames(found)[name], frame)
+
+
+def test_columns_of_all_events_do_not_fill_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, answer = load(made), analyze(made).out
+    in_files: list[np.ndarray] = []
+    frombuffer = np.frombuffer
+
+    def noted(buffer: mmap.mmap, dtype: np.dtype) -> np.ndarray:
+        in_files.append(frombuffer(buffer, dtype))
+        return in_files[-1]
+
+    monkeypatch.setattr(large, "IN_A_FILE_BYTES", 1)
+    monkeypatch.setattr(large.np, "frombuffer", noted)
+    found = load(made)
+    for name, frame in frames(expected).items():
+        assert_frame_equal(frames(found)[name], frame)
+    assert found.launches is not None
+    columns = [
+        *found.events.select("rank", "start_ns", "end_ns", "name", "context", "stream"),
+        *found.launches,
+    ]
+    attribution = attribute(found)
+    for values in (*(column.to_numpy() for column in columns), attribution.step, attribution.phase_range):
+        assert any(np.shares_memory(values, one) for one in in_files)
+    assert analyze(made).out == answer
+
+
+def test_where_no_disk_has_room_columns_stay_in_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    answer = analyze(made).out
+    monkeypatch.setattr(large, "IN_A_FILE_BYTES", 1)
+    monkeypatch.setattr(large.os, "posix_fallocate", full)
+    assert analyze(made).out == answer
 
 
 @pytest.mark.parametrize("where", [["--jobs", "1"], ["--jobs", "2"], ["--scheduler", "local:2"]], ids=str)

@@ -234,9 +234,9 @@ def frame(batch: pa.RecordBatch) -> pl.DataFrame:
     return made
 
 
-def shared(values: Column, *, null: int | None = None) -> pl.Series:
-    """A polars series over the array's own memory where that is large; ``null`` stands for null."""
-    known = None if null is None else values != null
+def shared(values: Column, *, null: int | None = None, known: Column | None = None) -> pl.Series:
+    """A polars series over the array's own memory where that is large; null where ``null`` stands or not known."""
+    known = known if null is None else values != null
     if values.size < _WORTH_SHARING:
         series = pl.Series(values)
         return series if known is None else series.set(pl.Series(~known), None)

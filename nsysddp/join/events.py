@@ -16,7 +16,7 @@ from nsysddp.ingest.part import Notes, Part
 from nsysddp.join.drift import Line
 from nsysddp.join.identity import Lane
 from nsysddp.join.ranks import Ranks, rows_of
-from nsysddp.model import schema
+from nsysddp.model import large, schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, looks_collective
 from nsysddp.model.trace import in_parallel
 
@@ -101,7 +101,7 @@ class Events:
                         column = _writable(column)
                         column[here] += shift
             columns[name] = column
-        rank = np.empty(self._places[-1][1].stop, dtype=np.int32)
+        rank = large.room(self._places[-1][1].stop, np.int32)
         for lane, here in self._places:
             rank[here] = lane.rank or 0
         return columns, rank
@@ -128,7 +128,7 @@ class Events:
         """Values of the events of all parts, rank by rank; the array itself where that is how they lie."""
         if len(of_parts) == 1 and all(rows == here for (_, rows), (_, here) in self._matching):
             return of_parts[0]
-        return np.concatenate([of_parts[lane.report][rows] for lane, rows in self._sources])
+        return large.joined([of_parts[lane.report][rows] for lane, rows in self._sources])
 
     @property
     def _matching(self) -> Iterator[tuple[tuple[Lane, slice], tuple[Lane, slice]]]:
@@ -182,16 +182,15 @@ class Events:
                 here = slice(*rows_of(self.rank, number))
                 calls.start[here] += line.at(calls.start[here])
                 calls.end[here] += line.at(calls.end[here])
-        frame = pl.DataFrame(
-            {
-                "launch_ns": shared(calls.start),
-                "launch_end_ns": shared(calls.end),
-                "thread": shared(calls.thread),
-            }
+        known = None if calls.known.all() else calls.known
+        columns: dict[str, NDArray[Any]] = {
+            "launch_ns": calls.start,
+            "launch_end_ns": calls.end,
+            "thread": calls.thread,
+        }
+        return schema.LAUNCHES.check(
+            pl.DataFrame({name: shared(values, known=known) for name, values in columns.items()})
         )
-        if not calls.known.all():
-            frame = frame.with_columns(pl.when(pl.Series(calls.known)).then(pl.all()))
-        return schema.LAUNCHES.check(frame)
 
     def count_copies_of_nccl(self, operations: pl.DataFrame) -> None:
         """Peer-to-peer copies launched inside an NCCL range are copy-engine collectives, hence communication."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from nsysddp.model import large
 from nsysddp.model.errors import UsageError
 from nsysddp.questions.host_ranges import Timeline
 from nsysddp.questions.window import rank_windows
@@ -92,8 +93,7 @@ def attribute(trace: Trace) -> Attribution:
     if trace.launches is None:  # nothing tells what was launched in which range
         nowhere, never = np.broadcast_to(np.int32(-1), size), np.broadcast_to(np.False_, size)
         return Attribution(nowhere, nowhere, steps, ranges, phases, never, 0, truncated)
-    step = np.full(size, -1, dtype=np.int32)
-    phase = np.full(size, -1, dtype=np.int32)
+    step, phase = (large.filled(size, -1, np.int32) for _ in range(2))
     launches = trace.launches
     launched = launches["launch_ns"].is_not_null().to_numpy()
     process_of_range, process_of_phase = ranges["process"].to_numpy(), phases["process"].to_numpy()
