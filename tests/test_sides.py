@@ -203,3 +203,15 @@ def test_two_places_or_a_list_that_is_not_there_are_refused(
         assert ran.code == 2, ran.err
         assert what in ran.err
         assert not (tmp_path / "x.zip").exists()
+
+
+def test_answers_to_claims_have_the_forms_of_every_question(sides: tuple[list[Path], list[Path]]) -> None:
+    old, new = sides
+    words = (*new, "--against", *old, *CLAIM, "--claim", "overlap_ratio >= 0.99")
+    document = json.loads(run("check", *words, "--format", "json").out)["claims"]
+    rows = list(csv.DictReader(io.StringIO(run("check", *words, "--format", "csv").out)))
+    assert [row["outcome"] for row in rows] == [claim["outcome"] for claim in document] == ["pass", "fail"]
+    shown = run("check", *words, "--format", "markdown")
+    assert shown.code == 1
+    assert shown.out.startswith("| name | claim | outcome |")
+    assert run("check", *words, "--format", "csv", "--annotations", "github").code == 2

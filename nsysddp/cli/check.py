@@ -51,7 +51,14 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 @click.option(
     "--junit",
     type=click.Path(path_type=Path),
@@ -91,11 +98,12 @@ def command(
     from nsysddp.evidence.sources import check_alike, load_all, ranks_of_one_run, sha256_of
     from nsysddp.questions.compare import compare
     from nsysddp.render import claims as render
+    from nsysddp.render import tables
     from nsysddp.render.files import check_file, whole_file
     from nsysddp.render.text import console
 
-    if form == "json" and annotations:
-        raise UsageError("--format json and --annotations both want stdout", do="give one of them")
+    if form != "text" and annotations:
+        raise UsageError(f"--format {form} and --annotations both want stdout", do="give one of them")
     sources, base = ranks_of_one_run(request.reports), side_of(against, db=db, baselines=True)
     base_sources = base.sources
     if junit is not None:
@@ -132,6 +140,10 @@ def command(
             "claims": [answer.as_dict() for answer in answers],
         }
         click.echo(json.dumps(document, ensure_ascii=False))
+    elif form == "csv":
+        click.echo(tables.csv(render.table(answers)), nl=False)
+    elif form == "markdown":
+        click.echo(tables.markdown(render.table(answers)))
     else:
         render.print_claims(answers, console())
     outcomes = {answer.outcome for answer in answers}

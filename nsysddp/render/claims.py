@@ -10,6 +10,7 @@ from nsysddp.model.names import visible
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import polars as pl
     from rich.console import Console
 
 
@@ -45,6 +46,17 @@ def summary(answers: Sequence[Answer]) -> str:
     counts = [(word, sum(answer.outcome == word for answer in answers)) for word in WORDS]
     named = {"pass": "passed", "fail": "failed", "undecidable": "undecidable"}
     return ", ".join(f"{count} {named[word]}" for word, count in counts if count)
+
+
+def table(answers: Sequence[Answer]) -> pl.DataFrame:
+    """One row a claim: ``name``, ``claim``, ``outcome``, ``reason``, ``capture``."""
+    import polars as pl
+
+    columns = ("name", "claim", "outcome", "reason", "capture")
+    rows = [answer.as_dict() for answer in answers]
+    return pl.DataFrame(
+        {name: [row[name] for row in rows] for name in columns}, dict.fromkeys(columns, pl.String)
+    )
 
 
 def print_claims(answers: Sequence[Answer], out: Console) -> None:
