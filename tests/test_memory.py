@@ -34,6 +34,27 @@ def test_advice_where_memory_is_short_is_one_that_the_command_accepts(
     assert set(re.findall(r"--[a-z-]+", said)) <= accepted
 
 
+class _Panic(BaseException):
+    """As the one of polars, which is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("can't start new thread"), _Panic("PyObject pointer is null")],
+    ids=["thread", "panic"],
+)
+def test_a_thread_or_an_object_that_finds_no_memory_is_a_lack_of_memory(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nsysddp.cli.options.Request.load", fails)
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", "report.sqlite"])
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"nsysddp: error: {_NO_MEMORY}\n")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_running_maximum_within_groups_is_exact(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -208,10 +208,12 @@ def _run(argv: list[str] | None) -> None:
         # The reader of our output went away (`| head`); that is not an error of ours.
         sys.stderr.close()
         sys.exit(0)
-    except MemoryError:
-        _say(_NO_MEMORY)
-        sys.exit(1)
-    except Exception as error:
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of polars is no Exception
+        if _is_lack_of_memory(error):
+            _say(_NO_MEMORY)
+            sys.exit(1)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _say(f"the output cannot be written ({error.strerror}); make room, or write it elsewhere")
             # Python flushes once more at exit: let that go nowhere.
@@ -226,6 +228,13 @@ def _run(argv: list[str] | None) -> None:
         )
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    """Without memory no thread can start either, and the library of the interpreter's objects gets none."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't start new thread", "PyObject pointer is null")
+    )
 
 
 def _interruption() -> int | None:

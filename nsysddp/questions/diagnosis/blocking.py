@@ -33,6 +33,12 @@ def is_copy(names: pl.Series) -> NDArray[np.bool_]:
     return are_like(names, COPYING)
 
 
+def are_of_kind(parts: pl.DataFrame, *kinds: str) -> NDArray[np.bool_]:
+    """Which parts of a path are of one of these kinds? Of millions no text is made."""
+    flags: NDArray[np.bool_] = parts["kind"].is_in(kinds).to_numpy()
+    return flags
+
+
 def are_like(names: pl.Series, pattern: str) -> NDArray[np.bool_]:
     """Which names hold the pattern? Every name is looked at once."""
     distinct = names.unique().drop_nulls()
@@ -52,19 +58,19 @@ def blocking_calls(graph: Graph, parts: pl.DataFrame, host: NDArray[np.bool_]) -
         parts: parts of the path, in order of path and time.
         host: which of them are host time.
     """
-    kind, lines = parts["kind"].cast(pl.String).to_numpy(), graph.lines
-    found = np.full(kind.size, -1, dtype=np.int64)
-    blocks = np.flatnonzero(kind == "sync")
+    lines = graph.lines
+    found = np.full(parts.height, -1, dtype=np.int64)
+    blocks = np.flatnonzero(are_of_kind(parts, "sync"))
     found[blocks] = _calls_at(graph, parts["rank"].to_numpy()[blocks], parts["end_ns"].to_numpy()[blocks])
     event = parts["event"].fill_null(-1).to_numpy()
-    own_copy = _own_copies(graph, event, kind)
+    own_copy = _own_copies(graph, event, are_of_kind(parts, "memory"))
     found[own_copy] = lines.launcher[event[own_copy]]
     if not (found >= 0).any():
         return found
     path, duration = parts["path"].to_numpy(), (parts["end_ns"] - parts["start_ns"]).to_numpy()
-    place = np.arange(kind.size)
+    place = np.arange(parts.height)
     on_host = host | (found >= 0)
-    fresh = np.ones(kind.size, dtype=bool)
+    fresh = np.ones(parts.height, dtype=bool)
     fresh[1:] = ~(on_host[1:] & on_host[:-1] & (path[1:] == path[:-1]))
     run_start = np.maximum.accumulate(np.where(fresh, place, 0))
     last = np.maximum.accumulate(np.where(found >= 0, place, -1))
@@ -76,9 +82,9 @@ def blocking_calls(graph: Graph, parts: pl.DataFrame, host: NDArray[np.bool_]) -
     return np.where(found >= 0, found, np.where(follows, call, -1))
 
 
-def _own_copies(graph: Graph, event: Ints, kind: NDArray[np.object_]) -> Ints:
+def _own_copies(graph: Graph, event: Ints, memory: NDArray[np.bool_]) -> Ints:
     """Places of the copies that held up the very call that made them, as those from pageable memory do."""
-    copies = np.flatnonzero((kind == "memory") & (event >= 0))
+    copies = np.flatnonzero(memory & (event >= 0))
     launcher = graph.lines.launcher[event[copies]]
     known = launcher >= 0
     copies, launcher = copies[known], launcher[known]

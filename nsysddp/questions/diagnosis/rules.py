@@ -10,7 +10,7 @@ import polars as pl
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
-from nsysddp.questions.diagnosis.blocking import are_like, blocking_calls, is_allocation, is_copy
+from nsysddp.questions.diagnosis.blocking import are_like, are_of_kind, blocking_calls, is_allocation, is_copy
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
 from nsysddp.questions.diagnosis.facts import Facts
@@ -44,15 +44,15 @@ START_UP_NS, LAUNCH_NS = 20 * NS_PER_US, 100 * NS_PER_US
 
 def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.DataFrame:
     """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns."""
-    kind = cut["kind"].cast(pl.String).to_numpy()
-    host = np.isin(kind, HOST_KINDS) | (kind == "gap") & (cut["via"] == "launch").fill_null(False).to_numpy()
+    launching = are_of_kind(cut, "gap") & (cut["via"] == "launch").fill_null(False).to_numpy()
+    host = are_of_kind(cut, *HOST_KINDS) | launching
     blocking = blocking_calls(context.graph, cut, host)
     parts = _named(context, cut, blocking)
-    rules = _rules(context, facts, parts, kind, host, blocking >= 0)
+    rules = _rules(context, facts, parts, host, blocking >= 0)
     cause = np.select(
         [holds for _, holds in rules], [_NUMBER[name] for name, _ in rules], default=_NUMBER[UNRESOLVED]
     )
-    transfer = kind == "transfer"
+    transfer = are_of_kind(parts, "transfer")
     cause[transfer] = [_NUMBER[name] for name in transfer_causes(context, facts, parts.filter(transfer))]
 
     base = parts.select(
@@ -126,7 +126,6 @@ def _rules(
     context: Context,
     facts: Facts,
     parts: pl.DataFrame,
-    kind: NDArray[np.object_],
     host: Flags,
     blocked: Flags,
 ) -> list[tuple[str, Flags]]:
@@ -134,10 +133,10 @@ def _rules(
     length = (parts["piece_end_ns"] - parts["piece_start_ns"]).to_numpy()
     long = parts["is_long"].to_numpy()
     name = parts["name"]
-    gap, memory = kind == "gap", kind == "memory"
-    waits = gap | (kind == "queued")
+    gap, memory, queued = (are_of_kind(parts, kind) for kind in ("gap", "memory", "queued"))
+    waits = gap | queued
     ready = gap & np.where(host, length > LAUNCH_NS, length > START_UP_NS)
-    late = parts["late"].to_numpy() & ~np.isin(kind, COMMUNICATION_KINDS)
+    late = parts["late"].to_numpy() & ~are_of_kind(parts, *COMMUNICATION_KINDS)
     late &= ~(host & within_shared_pauses(context, parts))
     peer = memory & are_like(name, "PtoP|peer")
     gradients, small = _launched_late(context, facts, parts)
@@ -145,8 +144,8 @@ def _rules(
         ("other_process", waits & other_process_ran(context, parts)),
         ("unexplained", ready),
         ("straggler", late),
-        ("held_behind_compute", (kind == "queued") & held_behind_compute(context, parts)),
-        ("queued", kind == "queued"),
+        ("held_behind_compute", queued & held_behind_compute(context, parts)),
+        ("queued", queued),
         ("peer_copies", peer),
         ("copies", memory | host & blocked & is_copy(name)),
         ("allocation", host & is_allocation(name)),
@@ -157,7 +156,7 @@ def _rules(
         ("host_stall", host & long),
         ("host_bound", host),
         ("kernel_latency", gap),
-        (COMPUTATION, np.isin(kind, ("compute", "spin"))),
+        (COMPUTATION, are_of_kind(parts, "compute", "spin")),
     ]
 
 
@@ -197,12 +196,12 @@ def _contention(
     context: Context, facts: Facts, parts: pl.DataFrame
 ) -> tuple[str, NDArray[np.float64], tuple[str, ...]]:
     """What computation beside communication lost to it, by what was measured on the rank."""
-    kind, rank = parts["kind"].cast(pl.String).to_numpy(), parts["rank"].fill_null(-1).to_numpy()
+    computing, rank = are_of_kind(parts, "compute"), parts["rank"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     step = parts["step_index"].fill_null(-1).to_numpy()
     contended = np.zeros(parts.height)
     for owner in context.trace.rank_numbers:
-        beside = np.flatnonzero((rank == owner) & (kind == "compute"))
+        beside = np.flatnonzero((rank == owner) & computing)
         communication = context.trace.union(owner, ["communication"])
         steps, which = np.unique(step[beside], return_inverse=True)
         share = np.array([facts.slowing.lost(owner, int(number)) for number in steps])[which]
