@@ -377,6 +377,16 @@ def test_waits_for_the_step_behind_the_last_bucket_are_no_part_of_its_hook(tmp_p
     assert small["step_ns"] == pytest.approx(real, rel=0.03)
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_pause_of_one_stage_between_calls_that_others_lack_is_a_stragglers(
+    tmp_path: Path, late: int
+) -> None:
+    """A stage in the middle sends to both sides; its host pauses ahead of a send that the ends do not have."""
+    pause = Planted("pause_one", 250 * MS, rank=late, phase="backward")
+    found = predicted(replace(PIPE, on_compute_stream=False, planted=pause), tmp_path)
+    assert found["no_straggler"] == (pytest.approx(0, abs=0.03), True)
+
+
 def test_a_job_that_fails_is_counted_and_named() -> None:
     row = judge.one_job(1, 0, ["no such kind"])
     assert row == {"seed": 1, "job": 0, "kind": "?", "cause": "?", "error": "KeyError: 'no such kind'"}

@@ -212,6 +212,8 @@ def _even_calls(
     draft.ahead_lag[nodes[matched]] = (
         calls.select(pl.min_horizontal("gap", "even_gap")).to_series().to_numpy()[matched]
     )
+    paused = _extra_pauses(calls.with_columns(node=nodes), ranks)
+    draft.ahead_lag[paused["node"].to_numpy()] = paused["fair_gap"].to_numpy()
     lonely = nodes[_only_here(calls)]
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)
@@ -225,6 +227,29 @@ def _even_calls(
     )
     short = _too_little(pl.concat([calls.select("rank", "step", "phase"), kept], how="horizontal"), ranks)
     draft.ahead_lag[short["node"].to_numpy()] += short["missing"].to_numpy()
+
+
+def _extra_pauses(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
+    """Host pauses ahead of calls that not all ranks make, where one has more of them in a phase than the median rank.
+
+    The neighbours of a stage of a pipeline differ, and so do the calls between which its host can pause.
+    """
+    place = ["step", "phase"]
+    pauses = calls.filter(pl.col("ranks") < ranks, pl.col("gap") > ODD_NS)
+    totals = pauses.group_by(*place, "rank").agg(total=pl.col("gap").sum())
+    # Ranks without any come first, with 0.
+    place_of_median = pl.len().cast(pl.Int64) - 1 - ranks // 2
+    fair = totals.group_by(place).agg(
+        fair=pl.when(place_of_median < 0)
+        .then(0.0)
+        .otherwise(pl.col("total").sort().slice(pl.max_horizontal(place_of_median, 0), 1).first())
+    )
+    return (
+        pauses.join(totals, on=[*place, "rank"], how="left", nulls_equal=True)
+        .join(fair, on=place, how="left", nulls_equal=True)
+        .filter(pl.col("total") > pl.col("fair"))
+        .select("node", fair_gap=pl.col("gap") * pl.col("fair") / pl.col("total"))
+    )
 
 
 def _too_little(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
