@@ -128,7 +128,7 @@ def test_what_a_payload_says_stands_above_the_name_of_the_kernel(tmp_path: Path)
         "nvls",
         None,
         16,
-        "payload",
+        "NCCL",
     )
     assert row["note"] == "protocol: not in this NCCL's payload"
     assert (row["kernels"], row["smallest_bytes"], row["largest_bytes"]) == (4, 8 << 20, 8 << 20)
@@ -146,3 +146,74 @@ def test_without_payloads_the_flag_is_named(tmp_path: Path) -> None:
     text = run("communicators", tmp_path / "a.sqlite").out
     assert "What NCCL says" in text
     assert "--include-blobs=true" in " ".join(text.split())
+
+
+def with_tasks(path: Path, *tasks: tuple[str, int, int, int], blobs: bool = True) -> Path:
+    """NCCL's range of each task (protocol's name, algorithm, protocol, channels) around every launch, as proposed."""
+    schema = 16777241
+    fields = (
+        ("NCCL communicator ID", 18, 0),
+        ("Rank", 5, 8),
+        ("Message size [bytes]", 22, 16),
+        ("Collective", 5, 24),
+        ("Algorithm", 5, 28),
+        ("Protocol", 5, 32),
+        ("Datatype", 5, 36),
+        ("Root", 5, 40),
+        ("No. of channels", 5, 44),
+    )
+    with sqlite3.connect(path) as connection:
+        for place, (label, kind, offset) in enumerate(fields):
+            connection.execute(
+                "INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES (domainId, schemaId, idx, type, name, offset)"
+                " VALUES (1, ?, ?, ?, ?, ?)",
+                (schema, place, kind, label, offset),
+            )
+        calls = connection.execute(
+            "SELECT start, end, globalTid FROM NVTX_EVENTS WHERE domainId = 1 AND eventType = 59"
+        ).fetchall()
+        for start, end, tid in calls:
+            for depth, (name, algorithm, protocol, channels) in enumerate(tasks):
+                payload = struct.pack(
+                    "<QiiQ6i", 0xC0FFEE, 0, 0, 8 << 20, 4, algorithm, protocol, 7, 0, channels
+                )
+                blob = struct.pack("<4Q", 1, schema, len(payload), 32) + payload
+                connection.execute(
+                    "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId, binaryData)"
+                    " VALUES (?, ?, 59, ?, ?, 1, ?)",
+                    (
+                        start - 10 + depth,
+                        end + 10 - depth,
+                        f"NCCL Kernel Task Proto {name}",
+                        tid,
+                        blob if blobs else None,
+                    ),
+                )
+    return path
+
+
+def test_the_range_of_a_task_around_a_launch_says_what_ran(tmp_path: Path) -> None:
+    before = asked(drawn(tmp_path))["communicator"].drop("evidence")
+    path = with_tasks(drawn(tmp_path), ("Simple", 4, 2, 24))
+    (row,) = rows(path)
+    assert (row["algorithm"], row["protocol"], row["channels"]) == ("nvls", "simple", 24)
+    assert (row["source"], row["note"], row["kernels"]) == ("NCCL", "", 4)
+    after = asked(path)["communicator"].drop("evidence")
+    assert after.equals(before)  # a task is no call of the program
+    assert "nvls, simple, 24 channels (by NCCL)" in " ".join(run("communicators", path).out.split())
+
+
+def test_of_several_tasks_in_one_kernel_none_is_said(tmp_path: Path) -> None:
+    (row,) = rows(with_tasks(drawn(tmp_path), ("Simple", 1, 2, 24), ("LL", 0, 0, 2)))
+    assert (row["algorithm"], row["protocol"], row["channels"], row["source"]) == (None, None, None, None)
+
+
+def test_without_payloads_the_name_of_a_task_says_the_protocol(tmp_path: Path) -> None:
+    (row,) = rows(with_tasks(drawn(tmp_path), ("LL128", 1, 1, 2), blobs=False))
+    assert (row["algorithm"], row["protocol"], row["channels"]) == (None, "ll128", None)
+    assert row["note"] == "algorithm, channels: not in this NCCL's payload"
+
+
+def test_a_protocol_that_nccl_does_not_know_itself_is_none(tmp_path: Path) -> None:
+    (row,) = rows(with_tasks(drawn(tmp_path), ("Unknown", 1, 1, 2), blobs=False))
+    assert row["protocol"] is None

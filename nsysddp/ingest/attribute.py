@@ -32,6 +32,9 @@ KIND_OF_CALL = {
     "ncclGather": "gather",
     "ncclScatter": "scatter",
 }
+KERNEL_TASK = "NCCL Kernel Task Proto "
+"""How ranges around a launch begin in which NCCL says how it runs a collective; they are no calls of the program."""
+
 _MESSAGE_IS_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -73,11 +76,12 @@ def carried_operations(
     if not operations.height or not launched.any():
         return result
     calls = operations["call"].to_numpy()
+    is_call = ~operations["call"].str.starts_with(KERNEL_TASK).to_numpy()
     start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
     lane_of_call = operations["process"].to_numpy().astype(np.int64) << 32 | operations["thread"].to_numpy()
     lane_of_kernel = process.astype(np.int64) << 32 | thread.astype(np.int64)
     for lane in np.unique(lane_of_kernel[launched]).tolist():
-        rows = np.flatnonzero(lane_of_call == lane)
+        rows = np.flatnonzero((lane_of_call == lane) & is_call)
         kernels = np.flatnonzero(launched & (lane_of_kernel == lane))
         if not rows.size:
             continue

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest import sql
+from nsysddp.ingest.attribute import KERNEL_TASK
 from nsysddp.ingest.columns import Codes, Gathered, integers, plausible
 from nsysddp.ingest.payload import Schemas
 from nsysddp.ingest.report import NVTX, Report
@@ -33,6 +34,7 @@ _STYLE = {
 NCCL_CALL = re.compile(
     r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|All[Tt]o[Aa]ll|Gather|Scatter"
     r"|GroupStart|GroupEnd|CommInit\w*|CommSplit)"
+    rf"|{KERNEL_TASK}\w+"
 )
 """NCCL API calls whose ranges matter; NCCL's domain has others (ncclCommCount, ...)."""
 

@@ -42,6 +42,12 @@ _LABELS = {
 _NAMED = ("reduction", "algorithm", "protocol")
 """Fields whose numbers have names."""
 
+_NUMBERED: Mapping[str, tuple[str, ...]] = {
+    "algorithm": ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"),
+    "protocol": ("ll", "ll128", "simple"),
+}
+"""NCCL's own numbers of algorithms and protocols, which its payloads hold without names."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -180,12 +186,19 @@ class Schemas:
                 if field.meaning == "communicator":
                     spelled[index] = f"0x{int(value) & (2**64 - 1):x}"
                 elif field.meaning in _NAMED:
-                    spelled[index] = (field.names or {}).get(int(value), str(int(value))).lower()
+                    spelled[index] = _name(field, int(value))
                 elif 0 <= value <= (_MOST_BYTES if field.meaning == "bytes" else _MOST_RANKS):
                     spelled[index] = int(value)
             out[field.meaning][rows] = spelled[inverse.ravel()]
             wrong |= np.array([one is None for one in spelled], dtype=bool)[inverse.ravel()]
         return int(np.count_nonzero(wrong))
+
+
+def _name(field: Field, value: int) -> str:
+    """What an enumerated number is called; the number itself where that is not known."""
+    usual = _NUMBERED.get(field.meaning, ())
+    named = field.names or dict(enumerate(usual))
+    return named.get(value, str(value)).lower()
 
 
 def _meaning(label: str) -> str | None:

@@ -1,6 +1,7 @@
 """With which algorithm, protocol and channels did each group's collectives run, as far as NCCL says so?
 
-A payload that has such a field is NCCL's own word. The name of a kernel is much less: NCCL builds few kernels, and each
+A range around the launch (``NCCL Kernel Task Proto ...``, proposed for NCCL in 2026) or a payload with such a field is
+NCCL's own word. The name of a kernel is much less: NCCL builds few kernels, and each
 of them runs what was chosen at launch. In the usual build ``..._TREE_LL`` runs trees and ``..._RING_LL`` everything
 else (rings, NVLS, CollNet, PAT), both with any protocol. Only where kernels of a run end otherwise too was NCCL built
 with a kernel for each, and kernels for symmetric memory are named for what they do.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from nsysddp.ingest.attribute import KERNEL_TASK
 from nsysddp.model.schema import INT, TEXT, Column, Table
 from nsysddp.questions.communicators.groups import IN_NO_GROUP, bus_bandwidth
 from nsysddp.questions.communicators.pairs import carried_by
@@ -39,7 +41,7 @@ NCCL_SAYS = Table(
         Column("algorithm", TEXT, "algorithm; null: not said"),
         Column("protocol", TEXT, "protocol; null: not said"),
         Column("channels", INT, "channels; null: not said"),
-        Column("source", TEXT, "payload, or kernel name; null: nothing is said"),
+        Column("source", TEXT, "NCCL (ranges and payloads), or kernel name; null: nothing is said"),
         Column("note", TEXT, "what is not said, and why"),
     ),
 )
@@ -56,6 +58,7 @@ _SYMMETRIC = re.compile(
 _USUAL = ({"RING", "TREE"}, {"LL"})
 """Algorithms and protocols in the names of NCCL's usual build, whatever is run."""
 
+_SAYS = {"algorithm": pl.String(), "protocol": pl.String(), "channels": pl.Int64()}
 _NOT_IN_PAYLOAD = "not in this NCCL's payload"
 _NO_PAYLOAD = "no payload was exported (--include-blobs=true)"
 
@@ -128,24 +131,64 @@ def _shown(row: Mapping[str, object], word: Word, unknown: str) -> dict[str, obj
     """The payload's word where it has one, else that of the name."""
     if any(row[field] is not None for field in ("algorithm", "protocol", "channels")):
         silent = [field for field in ("algorithm", "protocol", "channels") if row[field] is None]
-        return {**row, "source": "payload", "note": f"{', '.join(silent)}: {unknown}" if silent else ""}
+        return {**row, "source": "NCCL", "note": f"{', '.join(silent)}: {unknown}" if silent else ""}
     note = "; ".join(filter(None, [f"algorithm, protocol, channels: {unknown}", word.note]))
     source = "kernel name" if word.algorithm or word.protocol else None
     return {**row, "algorithm": word.algorithm, "protocol": word.protocol, "source": source, "note": note}
 
 
 def _payloads(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
-    """What payloads say of each kernel that carries one operation: event, algorithm, protocol, channels."""
-    fields = ["algorithm", "protocol", "channels"]
-    says = trace.operations.select(pl.any_horizontal(pl.col(fields).is_not_null()).any()).item()
-    if not says or trace.launches is None or not events.height:
-        schema = {"event": events.schema["event"], "algorithm": pl.String(), "protocol": pl.String()}
-        return pl.DataFrame(schema={**schema, "channels": pl.Int64()})
-    event = events["event"].to_numpy()
-    only = carried_by(trace, event).only
+    """What NCCL says of each kernel: event, algorithm, protocol, channels; at most one row an event.
+
+    By the range of a task around the launch, else by the payload of the one call that the kernel carries.
+    """
+    if trace.launches is None or not events.height:
+        return pl.DataFrame(schema={"event": events.schema["event"], **_SAYS})
+    return pl.concat([_of_tasks(trace, events), _of_calls(trace, events)]).unique("event", keep="first")
+
+
+def _of_calls(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
+    empty = pl.DataFrame(schema={"event": events.schema["event"], **_SAYS})
+    calls = trace.operations.filter(~pl.col("call").str.starts_with(KERNEL_TASK))
+    if not calls.select(pl.any_horizontal(pl.col(list(_SAYS)).is_not_null()).any()).item():
+        return empty
+    only = carried_by(trace, events["event"].to_numpy()).only
     single = only >= 0
+    said = trace.operations[only[single]].select(list(_SAYS))
+    return said.with_columns(event=events["event"].filter(pl.Series(single))).select(empty.columns)
+
+
+def _of_tasks(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
+    """Kernels in whose launch one task lies; of kernels that carry several nothing tells which is which."""
+    empty = pl.DataFrame(schema={"event": events.schema["event"], **_SAYS})
+    tasks = trace.operations.filter(pl.col("call").str.starts_with(KERNEL_TASK)).sort("start_ns")
+    if not tasks.height or trace.launches is None:
+        return empty
+    named = pl.col("call").str.strip_prefix(KERNEL_TASK).str.to_lowercase()
+    tasks = tasks.with_columns(
+        pl.col("process").cast(pl.Int64),
+        pl.col("thread").cast(pl.Int64),
+        protocol=pl.coalesce("protocol", pl.when(named != "unknown").then(named)),
+        opened=pl.int_range(pl.len()).over("process", "thread") + 1,
+    )
+    ends = tasks.select("process", "thread", pl.col("end_ns").alias("at")).sort("at")
+    ends = ends.with_columns(closed=pl.int_range(pl.len()).over("process", "thread") + 1)
+    calls = trace.launches[events["event"].to_numpy()]
+    process = [trace.process_of_rank[rank] for rank in events["rank"].to_list()]
+    launched = (
+        events.select("event")
+        .with_columns(
+            process=pl.Series(process, dtype=pl.Int64),
+            thread=calls["thread"].cast(pl.Int64),
+            at=calls["launch_ns"],
+        )
+        .drop_nulls()
+        .sort("at")
+    )
+    by = ["process", "thread"]
     return (
-        trace.operations[only[single]]
-        .select(fields)
-        .with_columns(event=events["event"].filter(pl.Series(single)))
+        launched.join_asof(tasks, left_on="at", right_on="start_ns", by=by, check_sortedness=False)
+        .join_asof(ends, on="at", by=by, check_sortedness=False, allow_exact_matches=False)
+        .filter(pl.col("opened") - pl.col("closed").fill_null(0) == 1)
+        .select(empty.columns)
     )

@@ -298,7 +298,9 @@ def _periodic(x: Floats, noise: Noise, rows: int, least: float, _: float) -> Mad
             best = (float(z[phase]), period, phase)
     if best is None:
         return None
-    score = best[0] / noise.threshold(rows * longest * (longest + 1) / 2)
+    # Of many rows the highest of all means is far out in the tails.
+    tails = _TAILS if rows > _FEW_ROWS else 1.0
+    score = best[0] / noise.threshold(rows * longest * (longest + 1) / 2) / tails
     late = np.zeros(count, dtype=bool)
     late[best[2] :: best[1]] = True
     level, rest = float(np.median(x[late])), float(np.median(x[~late]))
