@@ -26,12 +26,14 @@ from polars.testing import assert_frame_equal
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 from many import reports
 
+from nsysddp.dependencies.graph import build
 from nsysddp.ingest import kept
 from nsysddp.join.load import load
 from nsysddp.model import large
 from nsysddp.model.errors import NotAReport, UsageError
 from nsysddp.model.trace import Trace
 from nsysddp.questions.attribution import attribute
+from nsysddp.questions.own_time import waiting_in_gaps
 
 EVERYTHING = {"launches": True, "host_calls": True, "shapes": True, "metrics": True}
 
@@ -117,6 +119,30 @@ def test_columns_of_all_events_do_not_fill_memory(made: Path, monkeypatch: pytes
     for values in (*(column.to_numpy() for column in columns), attribution.step, attribution.phase_range):
         assert any(np.shares_memory(values, one) for one in in_files)
     assert analyze(made).out == answer
+
+
+def test_the_calls_of_all_ranks_are_not_searched_once_a_rank(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = load(made, **EVERYTHING)
+    assert trace.calls is not None
+    begun = {
+        process: min(
+            start for of, start in trace.calls.select("process", "start_ns").iter_rows() if of == process
+        )
+        for process in trace.calls["process"].unique()
+    }
+    assert trace.first_calls == begun
+    searched = []
+    search = pl.DataFrame.filter
+
+    def noted(frame: pl.DataFrame, *given: Any, **named: Any) -> pl.DataFrame:
+        searched.append(frame.height)
+        return search(frame, *given, **named)
+
+    monkeypatch.setattr(pl.DataFrame, "filter", noted)
+    waiting_in_gaps(build(trace))
+    assert searched.count(trace.calls.height) < len(trace.rank_numbers)
 
 
 def test_where_no_disk_has_room_columns_stay_in_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

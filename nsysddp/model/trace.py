@@ -181,6 +181,13 @@ class Trace:
         first, last = self.rows_of(rank)
         return self.events.slice(first, last - first)
 
+    @cached_property
+    def first_calls(self) -> dict[int, int]:
+        """Process to the start of its first API call; empty where calls were not read."""
+        if self.calls is None:
+            return {}
+        return dict(self.calls.group_by("process").agg(pl.col("start_ns").min()).iter_rows())
+
     def call_names(self, rows: np.ndarray) -> pl.Series:
         """API names of some calls, by their rows in ``calls``."""
         assert self.calls is not None

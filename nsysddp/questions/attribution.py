@@ -39,7 +39,7 @@ class Attribution:
         phase_range: row of ``phases`` of each event; -1 if none.
         steps: step_index, name, occurrence, ordered by index.
         ranges: step_index, process, start_ns, end_ns: the host ranges of the steps.
-        phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges.
+        phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges, ordered by process.
         launched: whether a launch row decided.
         by_time: events without a launch row, placed by time instead.
         truncated: step ranges left out because the profiler's stop cut them off.

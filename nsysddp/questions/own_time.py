@@ -322,9 +322,7 @@ def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
     if not rows.size:
         return rows, start, end, start
     begin = start[0]
-    if trace.calls is not None:
-        calls = trace.calls.filter(pl.col("process") == trace.process_of_rank[rank])["start_ns"]
-        begin = min(begin, calls.min()) if calls.len() else begin
+    begin = min(begin, trace.first_calls.get(trace.process_of_rank[rank], begin))
     return rows, start, end, np.append(begin, np.maximum.accumulate(end)[:-1])
 
 
@@ -428,6 +426,7 @@ def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:
     from nsysddp.questions.gaps import Gaps, pieces_of
 
     trace = graph.trace
+    communicates = (trace.events["class"] == "communication").to_numpy()
     made = {}
     for rank in trace.rank_numbers:
         first, _ = trace.rows_of(rank)
@@ -442,7 +441,6 @@ def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:
         )
         pieces = pieces_of(graph, gaps)
         node = np.clip(pieces.node, 0, graph.events - 1)
-        communicates = (trace.events["class"] == "communication").to_numpy()
         waits = pieces.ran & (pieces.node >= 0) & (pieces.node < graph.events) & communicates[node]
         made[rank] = Intervals.union_of(pieces.start[waits], pieces.end[waits])
     return made

@@ -81,7 +81,9 @@ def host_phases(context: Context, rank: Ints, start: Ints, end: Ints) -> pl.Seri
     middle = start + (end - start) // 2
     found: list[str | None] = [None] * rank.size
     for number in np.unique(rank[rank >= 0]):
-        mine = phases.filter(pl.col("process") == context.trace.process_of_rank[int(number)])
+        process = context.trace.process_of_rank[int(number)]
+        low, high = (phases["process"].search_sorted(process, side) for side in ("left", "right"))
+        mine = phases.slice(low, high - low)
         names, opened, closed = (
             mine["phase"].to_list(),
             mine["start_ns"].to_numpy(),
