@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsysddp.cli.options import Request, reading_options
+from nsysddp.cli.outputs import form_option
 from nsysddp.cli.sides import AGAINST, against_option, other_runs, side_of
 from nsysddp.cli.words import Worded
 from nsysddp.model.errors import UsageError
@@ -51,14 +52,7 @@ def _list_metrics(context: click.Context, _parameter: click.Parameter, wanted: b
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare although GPU, ranks, warm-up or nsys flags differ."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv", "markdown"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@form_option
 @click.option(
     "--junit",
     type=click.Path(path_type=Path),

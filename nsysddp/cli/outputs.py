@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+form_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What was asked for.
@@ -131,14 +141,7 @@ def _options(
             context.exit()
 
     return [
-        click.option(
-            "--format",
-            "form",
-            type=click.Choice(["text", "json", "csv", "markdown"]),
-            default="text",
-            show_default=True,
-            help="What goes to stdout.",
-        ),
+        form_option,
         click.option(
             "--table",
             type=click.Choice(tables),
