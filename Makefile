@@ -59,6 +59,7 @@ docs: $(VENV)/.demo
 
 reference: $(VENV)/.demo
 	$(BIN)/python docs/reference/make.py
+	$(BIN)/python docs/results/scale.py
 	$(BIN)/python docs/images/make.py
 
 format: $(VENV)/.test
