@@ -16,8 +16,8 @@ EXPORT_LIMIT_S = 3600
 """A report of tens of gigabytes exports in well under this; beyond it the importer hangs."""
 
 TABLES = (
-    "StringIds", "CUPTI_.*", "CUDA_GRAPH.*", "NVTX_.*", "GPU_METRICS", "TARGET_INFO_.*", "META_DATA_.*",
-    "DIAGNOSTIC_EVENT", "PROCESSES", "ANALYSIS_DETAILS",
+    "StringIds", "CUPTI_.*", "CUDA_GRAPH.*", "NVTX_.*", "GPU_METRICS", "NET_.*_METRIC", "TARGET_INFO_.*",
+    "META_DATA_.*", "DIAGNOSTIC_EVENT", "PROCESSES", "ANALYSIS_DETAILS",
 )  # fmt: skip
 """What any question reads, as patterns of nsys; samples, scheduling and system calls are often most of a report."""
 
