@@ -219,6 +219,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in {slug(heading) for heading in headings}, target
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = set(re.findall(r"^ +- (\S+\.md)$", navigation, re.MULTILINE))
+    written = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert written - listed == set()  # the site is built with warnings as errors
+
+
 def test_the_gallery_lists_what_it_makes() -> None:
     index = (DOCS / "gallery" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[.*?\]\(([\w-]+)\.md\)", index, re.MULTILINE)
