@@ -25,7 +25,7 @@ def scale() -> ModuleType:
 
 def test_the_page_is_made_from_the_committed_results(scale: ModuleType) -> None:
     results = json.loads((ROOT / "bench/results.json").read_text())
-    assert scale.page(results) == (ROOT / "docs/results/scale.md").read_text(), (
+    assert scale.page(results) == (ROOT / "docs/results/scale.md").read_text("utf-8"), (
         "run `python docs/results/scale.py`"
     )
 

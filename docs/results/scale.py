@@ -43,16 +43,16 @@ def verdict(row: Row | None, ratio: float, peak_mb: int | None) -> str:
 def bounds(rows: dict[tuple[int, str, str], Row]) -> list[str]:
     """Every bound beside what was measured."""
     lines = [
-        "| kernels | export | command | times the raw read | bound | peak MB | bound | |",
-        "|---:|---|---|---:|---:|---:|---:|---|",
+        "| bound is | kernels | export | command | ratio | peak MB |",
+        "|---|---:|---|---|---:|---:|",
     ]
     for kernels, form, command, ratio, peak in BOUNDS:
         row = rows.get((kernels, form, command))
-        found = ("", "") if row is None else (f"{row['ratio_to_raw']:.2f}", f"{row['peak_mb']:,.0f}")
-        most = "" if peak is None else f"{peak:,}"
+        found = ("?", "?") if row is None else (f"{row['ratio_to_raw']:.2f}", f"{row['peak_mb']:,.0f}")
+        memory = found[1] if peak is None else f"{found[1]} (≤ {peak:,})"
         lines.append(
-            f"| {kernels:,} | {form} | {command} | {found[0]} | {ratio:.1f} | {found[1]} | {most} | "
-            f"{verdict(row, ratio, peak)} |"
+            f"| {verdict(row, ratio, peak)} | {kernels:,} | {form} | {command.removeprefix('nsysddp ')} | "
+            f"{found[0]} (≤ {ratio:.1f}) | {memory} |"
         )
     return lines
 
@@ -66,7 +66,8 @@ def page(results: dict[str, Any]) -> str:
             "# Scale: what is aimed at, and what was measured",
             "",
             "Made by [scale.py](scale.py) from `bench/results.json`, which `bench/run.py` wrote in one run;",
-            "every figure of that run is in `bench/results.md`. A ratio is to a raw read of the same file in that run.",
+            "every figure of that run is in `bench/results.md`. Ratio: wall time to that of a raw",
+            "read of the same rows in SQLite, in that run.",
             "",
             f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['system']}, {about['date']}; "
             f"{versions}.",
@@ -83,5 +84,5 @@ def page(results: dict[str, Any]) -> str:
 if __name__ == "__main__":
     text = page(json.loads((BENCH / "results.json").read_text()))
     beside = HERE / "scale.md.part"
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     beside.replace(HERE / "scale.md")
