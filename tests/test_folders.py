@@ -10,7 +10,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,8 +189,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """One real capture as SQLite and as a folder of Parquet files, both from nsys."""
     folder = tmp_path_factory.mktemp("pair")
     packed = ROOT / "tests" / "fixtures" / "parquet"
-    with tarfile.open(packed / "nccl1_parquetdir.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(packed / "nccl1_parquetdir.tar.gz", folder)
     return unpack_fixture(packed / "nccl1.sqlite.gz", folder), folder / "nccl1_parquetdir"
 
 
@@ -204,8 +202,7 @@ def test_a_real_pair_reads_alike(pair: tuple[Path, Path]) -> None:
 def test_a_real_pair_with_kernels_reads_alike(
     shared_traces: Path, unpacked: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    with tarfile.open(shared_traces / "h200" / "one_gpu_parquetdir.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(shared_traces / "h200" / "one_gpu_parquetdir.tar.gz", tmp_path)
     same(load(unpacked("h200/one_gpu"), **EVERYTHING), load(tmp_path / "one_gpu_parquetdir", **EVERYTHING))
 
 

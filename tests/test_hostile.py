@@ -334,7 +334,8 @@ def test_names_of_real_kernels_stay(name: str, tmp_path: Path) -> None:
 def test_without_a_place_for_messages_the_exit_code_still_tells(
     how: str, report: Path, tmp_path: Path
 ) -> None:
-    program = f"{sys.executable} -c 'from nsysddp.cli import main; main()'"
+    said = 'import sys; sys.stderr and sys.stderr.write("what a library says")'
+    program = f"{sys.executable} -c '{said}; from nsysddp.cli import main; main()'"
 
     def code(words: str) -> int:
         return subprocess.run(

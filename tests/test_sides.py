@@ -193,14 +193,14 @@ def test_two_places_or_a_list_that_is_not_there_are_refused(
     command: str, tmp_path: Path, sides: tuple[list[Path], list[Path]]
 ) -> None:
     old, new = sides
-    for words, what in (
-        ((*new, "--jobs", 2, "--scheduler", "local:2"), "two places"),
-        ((f"@{tmp_path / 'none'}",), "the list cannot be read"),
-        ((tmp_path / "none-*",), "nothing matches"),
+    for words, what, code in (
+        ((*new, "--jobs", 2, "--scheduler", "local:2"), "two places", 2),
+        ((f"@{tmp_path / 'none'}",), "the list cannot be read", 2),
+        ((tmp_path / "none-*",), "no such file", 3),
     ):
         more = ("-o", tmp_path / "x.zip") if command == "evidence" else CLAIM if command == "check" else ()
         ran = run(command, *words, "--against", *old, *more)
-        assert ran.code == 2, ran.err
+        assert ran.code == code, ran.err
         assert what in ran.err
         assert not (tmp_path / "x.zip").exists()
 

@@ -183,6 +183,7 @@ def _open_closed_streams() -> None:
 def _run(argv: list[str] | None) -> None:
     # At exit Python looks for garbage in everything that was imported; the system takes it all back anyway.
     atexit.register(gc.freeze)
+    atexit.register(_let_messages_go)
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a question mark
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -228,6 +229,15 @@ def _run(argv: list[str] | None) -> None:
         )
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _let_messages_go() -> None:
+    """Messages that cannot be written, a library's too, do not change the exit code: Python flushes again at exit."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:

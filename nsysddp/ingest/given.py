@@ -30,31 +30,36 @@ def reports_of(path: Path) -> list[Path]:
     those of what it names.
 
     Raises:
-        UsageError: as of ``named_by``.
+        UsageError: as of ``named_by``, or nothing matches a pattern.
     """
+    names = named_by(path)
+    if names == [path] and _is_pattern(path):
+        raise UsageError(f"nothing matches {visible(path.name)}")
     return [
         report
-        for named in named_by(path)
+        for named in names
         for report in ((_in_folder(named) or [named]) if named.is_dir() and not is_export(named) else [named])
     ]
+
+
+def _is_pattern(path: Path) -> bool:
+    return glob.has_magic(str(path)) and not path.exists()
 
 
 def named_by(path: Path) -> list[Path]:
     """The files and folders that one path names.
 
     Of ``@FILE`` what its lines name (relative to its folder; ``#`` begins a remark), of a pattern what matches it, in
-    natural order. A path that is neither names itself, whether it is there or not.
+    natural order. A path that is neither, or that nothing matches, names itself, whether it is there or not.
 
     Raises:
-        UsageError: a list cannot be read, holds a list, or nothing matches a pattern.
+        UsageError: a list cannot be read, or holds a list.
     """
     if str(path).startswith("@"):
         return _listed(Path(str(path)[1:]))
-    if glob.has_magic(str(path)) and not path.exists():
+    if _is_pattern(path):
         found = sorted(glob.glob(str(path), recursive=True), key=natural)  # noqa: PTH207 - of any base
-        if not found:
-            raise UsageError(f"nothing matches {visible(path.name)}")
-        return [Path(one) for one in found]
+        return [Path(name) for name in found] or [path]
     return [path]
 
 
