@@ -256,7 +256,7 @@ def summarise(captured: Sequence[tuple[float, Captured]]) -> Sweep:
         verdicts=tuple(compare_caps(measured)),
         ranks=tuple(row for cap, runs in sorted(by_cap.items()) for row in _gpu_figures(cap, runs)),
         correct={
-            cap: all(one.summary is not None and one.summary["ok"] for one in runs)
+            cap: all(run.summary is not None and run.summary["ok"] for run in runs)
             for cap, runs in by_cap.items()
         },
         rounds=min(len(runs) for runs in by_cap.values()),

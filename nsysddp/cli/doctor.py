@@ -19,8 +19,8 @@ def command(report: Path | None) -> None:
         from nsysddp.ingest.given import reports_of
         from nsysddp.ingest.inspect import inspect
 
-        found = [inspect(one) for one in reports_of(report)]
+        found = [inspect(path) for path in reports_of(report)]
     screen = console()
     print_versions(screen)
-    for one in found:
-        print_report(screen, one)
+    for inspected in found:
+        print_report(screen, inspected)

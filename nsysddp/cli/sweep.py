@@ -66,7 +66,9 @@ def command(caps: list[float], repeat: int, out: Path, **options: Any) -> None:
     if document.exists() and not options["force"]:
         raise UsageError(f"{document} exists", do="choose another --out, or replace it with --force")
     captured: list[tuple[float, Captured]] = []
-    make_captures(plans, options, lambda one: captured.append((one.plan.variables["bucket_cap_mib"], one)))
+    make_captures(
+        plans, options, lambda capture: captured.append((capture.plan.variables["bucket_cap_mib"], capture))
+    )
     sweep = summarise(captured)
     write_json(document, sweep.document())
     click.echo(sweep.text())

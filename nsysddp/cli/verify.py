@@ -35,8 +35,8 @@ def command(bundle: Path, reports: tuple[Path, ...], signer: Path | None, form: 
         return code
     for problem in found.problems:
         click.echo(visible(problem))
-    for one in found.unverified:
-        click.echo(f"not verified: {visible(one)}")
+    for member in found.unverified:
+        click.echo(f"not verified: {visible(member)}")
     for note in found.notes:
         click.echo(f"note: {visible(note)}")
     done = f"{found.members} members hashed"

@@ -275,8 +275,8 @@ def _provenance(side: str, run: Loaded) -> dict[str, Any]:
         "reports": len(run.source.reports),
         "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in run.files],
         "inputs": [
-            {"name": one.name, "nsys_version": one.nsys_version, "schema": one.schema}
-            for one in run.result.trace.inputs
+            {"name": report.name, "nsys_version": report.nsys_version, "schema": report.schema}
+            for report in run.result.trace.inputs
         ],
         "capture": run.recorded.settings,
         "clocks": ranks.select("rank", "clock_method", "clock_offset_ns", "clock_residual_ns").to_dicts(),

@@ -134,7 +134,7 @@ def gather(request: Request, new: Sequence[Loaded], base: Sequence[Loaded] = ())
         from nsysddp.questions.compare import compare
 
         comparison = compare(
-            [one.run for one in base], [one.run for one in new], allow_unlike=request.allow_unlike
+            [run.run for run in base], [run.run for run in new], allow_unlike=request.allow_unlike
         )
     return Evidence(
         request, tuple(new), tuple(base), comparison, tuple(check(request.claims, new, comparison))
@@ -145,5 +145,5 @@ def export_member(side: str, run: int, report: int, name: str) -> str:
     """Member of the redacted copy of a report: the side's run and the run's report, both from 1, and its base name."""
     from nsysddp.evidence.sources import REPORTS
 
-    ending = next((one for one in REPORTS if name.endswith(one)), "")
+    ending = next((ending for ending in REPORTS if name.endswith(ending)), "")
     return f"exports/{side}/{run}/{report}/{name.removesuffix(ending)}.sqlite"

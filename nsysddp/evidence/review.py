@@ -216,7 +216,7 @@ def _listed(names: Sequence[str]) -> str:
 def _provenance(evidence: Evidence) -> list[str]:
     cells = []
     for side, run in evidence.sides:
-        versions = {one.name: one.nsys_version for one in run.result.trace.inputs}
+        versions = {report.name: report.nsys_version for report in run.result.trace.inputs}
         cells += [
             [side, run.source.name, file.name, versions.get(file.name) or "", file.sha256[:16]]
             for file in run.files

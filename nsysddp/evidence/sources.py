@@ -308,9 +308,9 @@ def repeats(paths: Sequence[Path]) -> list[Source]:
     """Sources of paths of which each report is a run of its own, and each folder is one run or several."""
     _must_exist(paths)
     made = [
-        one
+        source
         for path in paths
-        for one in ([Source(path.name, (path,))] if _is_report(path) else folder_sources(path))
+        for source in ([Source(path.name, (path,))] if _is_report(path) else folder_sources(path))
     ]
     return _distinct(made)
 

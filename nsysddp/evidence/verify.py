@@ -307,7 +307,9 @@ def _plan(manifest: Mapping[str, Any], document: Mapping[str, Any]) -> _Plan:
             File(Path(str(file["name"])).name, int(file["bytes"]), str(file["sha256"]))
             for file in run["files"]
         )
-        measured = {str(name): [float(one) for one in values] for name, values in said["measured"].items()}
+        measured = {
+            str(name): [float(value) for value in values] for name, values in said["measured"].items()
+        }
         facts = (
             None if said["facts"] is None else {str(key): str(value) for key, value in said["facts"].items()}
         )
@@ -506,7 +508,7 @@ def _other_versions(
 def _compare(name: str, said: bytes, computed: bytes, others: Mapping[str, str], found: _Found) -> None:
     """A member that is not the same bytes as the one computed: wrong, or made by versions that are not here?"""
     kind = name.rpartition(".")[2]
-    makers = [one for one in ("nsysddp", *_LIBRARIES_OF.get(kind, ())) if one in others]
+    makers = [maker for maker in ("nsysddp", *_LIBRARIES_OF.get(kind, ())) if maker in others]
     by = ", ".join(f"{maker} {others[maker]}" for maker in makers)
     if kind in ("png", "svg") and makers:
         from nsysddp.render.drawn import data_of

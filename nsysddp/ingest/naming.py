@@ -54,7 +54,7 @@ def families(report: Report) -> list[Family]:
         for pattern, some in lengths.items()
         if len(some) >= _LEAST and len(pattern) <= _LONGEST and not _PRIVATE.search(pattern.replace("\\", ""))
     ]
-    return sorted(found, key=lambda one: (-one.count * one.median_ns, one.pattern))[:_MOST]
+    return sorted(found, key=lambda pattern: (-pattern.count * pattern.median_ns, pattern.pattern))[:_MOST]
 
 
 def _pattern(name: str) -> str:

@@ -190,7 +190,7 @@ class Schemas:
                 elif 0 <= value <= (_MOST_BYTES if field.meaning == "bytes" else _MOST_RANKS):
                     spelled[index] = int(value)
             out[field.meaning][rows] = spelled[inverse.ravel()]
-            wrong |= np.array([one is None for one in spelled], dtype=bool)[inverse.ravel()]
+            wrong |= np.array([text is None for text in spelled], dtype=bool)[inverse.ravel()]
         return int(np.count_nonzero(wrong))
 
 

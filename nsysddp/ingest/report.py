@@ -326,10 +326,10 @@ def _settled(source: Path, plain: Path, stack: ExitStack) -> Path:
         return plain
     copy = stack.enter_context(scratch_folder()) / "report.sqlite"
     try:
-        before = [(one.stat().st_size, one.stat().st_mtime_ns) for one in (database, log)]
+        before = [(file.stat().st_size, file.stat().st_mtime_ns) for file in (database, log)]
         shutil.copyfile(database, copy)
         shutil.copyfile(log, _beside(copy, "-wal"))
-        after = [(one.stat().st_size, one.stat().st_mtime_ns) for one in (database, log)]
+        after = [(file.stat().st_size, file.stat().st_mtime_ns) for file in (database, log)]
     except OSError as error:
         raise ReportError(f"cannot be copied to read its -wal file: {error.strerror}", file=source) from error
     if before != after:

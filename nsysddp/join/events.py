@@ -144,7 +144,7 @@ class Events:
         if all(part.sought is None for part in self.parts):
             found = [part.launches or host.Launches.unknown(part.events.ends[-1]) for part in self.parts]
             return host.Launches(
-                *(self._in_rank_order([getattr(one, name) for one in found]) for name in _LAUNCH)
+                *(self._in_rank_order([getattr(piece, name) for piece in found]) for name in _LAUNCH)
             ), None
         rows, pieces = [], []
         for (lane, source), (_, here) in self._matching:
@@ -155,7 +155,7 @@ class Events:
             rows.append(part.sought[first:last] + (here.start - source.start))
             pieces.append(part.launches.of(slice(first, last)))
         return host.Launches(
-            *(np.concatenate([getattr(one, name) for one in pieces]) for name in _LAUNCH)
+            *(np.concatenate([getattr(piece, name) for piece in pieces]) for name in _LAUNCH)
         ), np.concatenate(rows)
 
     def launches_of(self, rows: NDArray[Any]) -> host.Launches:

@@ -63,7 +63,7 @@ class Names:
         """Names of other ranges that repeat, where none is named like a step, or like a phase that is asked about."""
         if self._named(step) and all(self._named(phases[name]) for name in ASKED_PHASES):
             return ()
-        return tuple(dict.fromkeys(one for part in self.parts for one in part.families))
+        return tuple(dict.fromkeys(family for part in self.parts for family in part.families))
 
 
 def ranges_and_operations(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -189,8 +189,8 @@ class _Run:
 
     def _say_missing(self) -> None:
         named = [
-            f"{one.name}{'' if one.rank is None else f' (rank {one.rank})'}: {one.reason}"
-            for one in self.missing
+            f"{missing.name}{'' if missing.rank is None else f' (rank {missing.rank})'}: {missing.reason}"
+            for missing in self.missing
         ]
         more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         self.notes.warn(

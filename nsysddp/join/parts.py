@@ -45,7 +45,7 @@ def read_all(
         found = _read_here(paths, wanted, done, strict=strict or len(paths) == 1)
     else:
         found = _read_there(paths, wanted, place, cache, done)
-    parts = [one for one in found if isinstance(one, Part)]
+    parts = [part for part in found if isinstance(part, Part)]
     failed = [(path, one) for path, one in zip(paths, found, strict=True) if isinstance(one, ReportError)]
     if failed and (strict or not parts):
         raise failed[0][1]

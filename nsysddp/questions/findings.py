@@ -316,7 +316,7 @@ def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
         ranks = [row["rank"] for row in rows]
         several = len(ranks) > 1
         lengths = sorted(row["communication"] for row in rows)
-        length = _range_of(f"{ms(one):,.2f}" for one in (lengths[0], lengths[-1]))
+        length = _range_of(f"{ms(length):,.2f}" for length in (lengths[0], lengths[-1]))
         subject = ranks_text(ranks)
         yield Finding(
             "communication_on_compute_stream",

@@ -144,9 +144,9 @@ class Question:
         warnings = (*whole, *(warning for warning in result.warnings if warning not in whole))
         request = request_of(context.trace, context.selection, self.command, self.name, values)
         found = result.findings
-        if not any(one.code == "report_missing" for one in found):
+        if not any(finding.code == "report_missing" for finding in found):
             missing = (warning for warning in warnings if warning.code == "report_missing")
-            found = (*(Finding.of_warning(one, one.code) for one in missing), *found)
+            found = (*(Finding.of_warning(warning, warning.code) for warning in missing), *found)
         return replace(result, findings=found, warnings=warnings, request=request.as_dict())
 
 

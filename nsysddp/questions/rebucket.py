@@ -184,15 +184,25 @@ def recorded_buckets(
     known = rows["parameters"].is_not_null().all()
     hooks = {
         rank: np.median(
-            [b.hook_end_ns - b.hook_start_ns for one in made if one.rank == rank for b in one.buckets]
+            [
+                b.hook_end_ns - b.hook_start_ns
+                for backward in made
+                if backward.rank == rank
+                for b in backward.buckets
+            ]
         )
-        for rank in {one.rank for one in made}
+        for rank in {backward.rank for backward in made}
     }
     launches = {
         rank: np.median(
-            [b.launched_ns - b.hook_start_ns for one in made if one.rank == rank for b in one.buckets]
+            [
+                b.launched_ns - b.hook_start_ns
+                for backward in made
+                if backward.rank == rank
+                for b in backward.buckets
+            ]
         )
-        for rank in {one.rank for one in made}
+        for rank in {backward.rank for backward in made}
     }
     _same_layout(made)
     return Buckets(

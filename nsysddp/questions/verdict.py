@@ -133,7 +133,7 @@ def verdict(result: Result, context: Context) -> Finding | None:
         rank=rank,
         value=round(known[head]) if late is None or idles_more else round(max(late.waits.values())),
         unit="ns",
-        rows=tuple({"table": "overlap", "rank": one} for one in rows),
+        rows=tuple({"table": "overlap", "rank": number} for number in rows),
         severity=200,
     )
 

@@ -86,7 +86,7 @@ def as_columns(some: Intervals, view: View) -> Points:
 
 def claimed_ns(some: Sequence[Intervals], view: View) -> int:
     """How much more time than the intervals cover would their bars claim?"""
-    return sum(as_bars(one, view).length_ns - one.clip(view.start, view.end).length_ns for one in some)
+    return sum(as_bars(spans, view).length_ns - spans.clip(view.start, view.end).length_ns for spans in some)
 
 
 def clusters(

@@ -94,4 +94,4 @@ def markdown(result: Result) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(f"\\{one}" if one in "\\`*_{}[]<>|" else one for one in text)
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|" else character for character in text)

@@ -146,7 +146,8 @@ def _head(result: Result) -> dict[str, Any]:
             for report in result.trace.inputs
         ],
         "missing": [
-            {"name": one.name, "rank": one.rank, "reason": one.reason} for one in result.trace.missing
+            {"name": missing.name, "rank": missing.rank, "reason": missing.reason}
+            for missing in result.trace.missing
         ],
         "request": None if result.request is None else dict(result.request),
     }

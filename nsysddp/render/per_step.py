@@ -130,7 +130,7 @@ def print_buckets(result: Result, out: Console | None = None) -> None:
                 .drop("unknown")
             )
     rows = over_steps(summed, keys, [*(name for name, _, _ in _BUCKET_TIMES), "bytes"])
-    times = [one for one in _BUCKET_TIMES if rows[one[0]].null_count() < rows.height]
+    times = [column for column in _BUCKET_TIMES if rows[column[0]].null_count() < rows.height]
     several = rows["role"].n_unique() > 1
     micro = rows["micro_step"].n_unique() > 1
     sized = rows["bytes"].null_count() < rows.height

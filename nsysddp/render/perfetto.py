@@ -287,18 +287,18 @@ def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
     """Slices laid out so that those of a lane nest or follow each other; the first lane that fits takes each."""
     made: list[list[Slice]] = []
     open_ends: list[list[int]] = []
-    for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
+    for slice in sorted(slices, key=lambda slice: (slice.start_ns, -slice.end_ns)):
         for ends in open_ends:
-            while ends and ends[-1] <= one.start_ns:
+            while ends and ends[-1] <= slice.start_ns:
                 ends.pop()
         place = next(
-            (place for place, ends in enumerate(open_ends) if not ends or ends[-1] >= one.end_ns), len(made)
+            (place for place, ends in enumerate(open_ends) if not ends or ends[-1] >= slice.end_ns), len(made)
         )
         if place == len(made):
             made.append([])
             open_ends.append([])
-        made[place].append(one)
-        open_ends[place].append(one.end_ns)
+        made[place].append(slice)
+        open_ends[place].append(slice.end_ns)
     return made
 
 
@@ -352,11 +352,11 @@ class _Writer:
         for lane in lanes(slices):
             track = self.track(name, parent, order)
             open_ends: list[int] = []
-            for one in lane:
-                while open_ends and open_ends[-1] <= one.start_ns:
+            for slice in lane:
+                while open_ends and open_ends[-1] <= slice.start_ns:
                     self._close(track, open_ends.pop())
-                self._open(track, one)
-                open_ends.append(one.end_ns)
+                self._open(track, slice)
+                open_ends.append(slice.end_ns)
             while open_ends:
                 self._close(track, open_ends.pop())
 

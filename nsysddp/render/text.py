@@ -40,7 +40,7 @@ def print_result(result: Result, out: Console | None = None) -> None:
     if result.findings:
         screen.print(indented(result.findings[0].message, "bold", below=1))
     _print_ranks(screen, result)
-    rest = [one for one in result.findings[1:] if one.code != "capture_incomplete"]
+    rest = [finding for finding in result.findings[1:] if finding.code != "capture_incomplete"]
     if rest:
         heading(screen, "Findings")
         for finding in rest[:_MOST_FINDINGS]:
@@ -152,7 +152,7 @@ def _print_frame(screen: Console, frame: pl.DataFrame, name: str) -> None:
         (same if alike else varying).append(column)
     screen.print(Text(f"{name}: {counted(frame.height, 'row')}", style="bold"))
     if same:
-        said = ", ".join(f"{_head(one)} {_cell(one, frame[one][0])}" for one in same)
+        said = ", ".join(f"{_head(column)} {_cell(column, frame[column][0])}" for column in same)
         screen.print(indented(f"in every row: {said}", "dim"))
     grid = Grid(
         [

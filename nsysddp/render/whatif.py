@@ -34,7 +34,7 @@ def print_whatif(result: Result, out: Console | None = None) -> None:
     replayed = result["whatif_replay"].height
     screen.print(screen_title(result, counted(replayed, "step")))
     codes = ("whatif_replay", "bucket_caps")
-    for number, finding in enumerate(one for one in result.findings if one.code in codes):
+    for number, finding in enumerate(found for found in result.findings if found.code in codes):
         screen.print(indented(finding.message, "" if number else "bold"))
     rows = result["whatif"].to_dicts()
     plain = [row for row in rows if row["step_ns"] is not None and row["buckets"] is None]

@@ -45,7 +45,7 @@ def unlike(run: StoredRun, newest: StoredRun) -> str | None:
 def unknown(kept: Sequence[StoredRun]) -> str | None:
     """What some of the runs do not say, though it has to be alike; None if all say the same things."""
     recorded = [_captured(run) for run in kept]
-    names = [name for name in REFUSED if any(name in one for one in recorded)]
+    names = [name for name in REFUSED if any(name in fact for fact in recorded)]
     lacking = {
         name: [run.run_id for run, one in zip(kept, recorded, strict=True) if name not in one]
         for name in names

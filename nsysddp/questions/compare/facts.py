@@ -58,7 +58,7 @@ def facts_of(capture: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_text(one) for one in value)
+        return " ".join(_text(item) for item in value)
     return "none" if value is None else str(value)
 
 
@@ -133,7 +133,7 @@ def unlike(base: Sequence[Run], new: Sequence[Run]) -> pl.DataFrame:
     rows = []
     every = (*base, *new)
     names = dict.fromkeys(name for run in every for name in run.facts)
-    for name in sorted(names, key=lambda one: (one not in REFUSED, list(names).index(one))):
+    for name in sorted(names, key=lambda name: (name not in REFUSED, list(names).index(name))):
         sides = [
             " / ".join(dict.fromkeys(run.facts[name] for run in side if name in run.facts))
             for side in (base, new)

@@ -47,7 +47,7 @@ def warnings_of(
         found.append(
             ("critical_path_tied", tied, "windows in which several ranks end within 50 us: all are given")
         )
-    return tuple(Warning(*one) for one in found)
+    return tuple(Warning(*warning) for warning in found)
 
 
 def findings_of(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding, ...]:

@@ -62,7 +62,7 @@ def findings_of(steps: pl.DataFrame) -> tuple[Finding, ...]:
     made = []
     for (cause,), part in largest.group_by("cause", maintain_order=True):
         ranks, lengths = part["rank"].to_list(), sorted(part["idle_ns"].to_list())
-        between = " to ".join(dict.fromkeys(f"{ms(one):.3f}" for one in (lengths[0], lengths[-1])))
+        between = " to ".join(dict.fromkeys(f"{ms(length):.3f}" for length in (lengths[0], lengths[-1])))
         made.append(
             Finding(
                 code="idle",

@@ -76,9 +76,9 @@ def stragglers(context: Context) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
     if matrix is not None:
-        for one in stragglers_of(matrix):
-            rows.append(_row_of(matrix, one))
-            findings.append(_said_of(matrix, one, rows[-1]))
+        for straggler in stragglers_of(matrix):
+            rows.append(_row_of(matrix, straggler))
+            findings.append(_said_of(matrix, straggler, rows[-1]))
     counters = link_counters(context)
     for link in slow_links(context.groups):
         rows.append(_row_of_link(context, link))

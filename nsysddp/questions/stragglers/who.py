@@ -58,7 +58,9 @@ def stragglers_of(matrix: Matrix) -> list[Straggler]:
         relative[rows] -= late.fitted
         found.append(_straggler(matrix, rows, host, late))
     found += [_straggler(matrix, np.array([late.row]), None, late) for late in find_late(relative, least)]
-    return sorted(found, key=lambda one: (-one.lateness_ns * one.late.late.sum(), one.rows))
+    return sorted(
+        found, key=lambda candidate: (-candidate.lateness_ns * candidate.late.late.sum(), candidate.rows)
+    )
 
 
 def _late_hosts(matrix: Matrix, least: float) -> list[tuple[str, NDArray[np.int64], Late]]:

@@ -127,7 +127,7 @@ def _findings(frames: dict[str, pl.DataFrame], model: Model) -> tuple[Finding, .
             "whatif_replay",
             f"Replaying the run unchanged gives its {used.height} used step{'s' if used.height > 1 else ''} to "
             f"{model.replay_error_ratio:.2%} (largest error of one: "
-            f"{max(abs(one) for one in used['error_ratio'].to_list()):.2%}).",
+            f"{max(abs(error) for error in used['error_ratio'].to_list()):.2%}).",
             value=model.replay_error_ratio,
             unit="ratio",
             rows=({"table": "whatif_replay"},),
@@ -157,7 +157,7 @@ def _findings(frames: dict[str, pl.DataFrame], model: Model) -> tuple[Finding, .
                 severity=abs(row["change_ratio"]),
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.severity))
+    return tuple(sorted(found, key=lambda finding: -finding.severity))
 
 
 def _assumptions(model: Model, ask: Ask, buckets: Buckets | None) -> tuple[str, ...]:

@@ -169,7 +169,7 @@ class _Remodel:
         reach = np.append(ratios, 1.0) if stays else ratios
         self.made[scenario] = _Made(ratios, stays, middle)
         error = self._miss * min(1.0, max(MISSED_AT_LEAST, 2 * abs(middle - 1)))
-        is_captured = [list(one) for one in layout] == [list(one) for one in self.layout]
+        is_captured = [list(bucket) for bucket in layout] == [list(bucket) for bucket in self.layout]
         why = "these are the captured buckets" if is_captured else why_unchanged(self.model, middle)
         return self.model.predicted(scenario, middle, reach.tolist(), error) | {
             "buckets": len(layout),

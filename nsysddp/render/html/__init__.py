@@ -164,7 +164,7 @@ def _contents(
 def _named_ranks(result: Result, stragglers: Part | None) -> list[int]:
     """Ranks to show first where there are many: those that findings name, the slowest, the fastest."""
     found = [*result.findings, *(() if stragglers is None else stragglers.findings)]
-    named = [one.rank for one in found if one.rank is not None]
+    named = [finding.rank for finding in found if finding.rank is not None]
     order = [
         rank
         for _, rank in sorted(

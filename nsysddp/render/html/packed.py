@@ -375,7 +375,7 @@ def _boxes(columns: Columns, lane: str, mine: pl.DataFrame, names: pl.DataFrame)
 
 
 def _windows(columns: Columns, some: Sequence[Window], start: int, end: int) -> dict[str, Any]:
-    seen = [one for one in some if one.end > start and one.start < end]
+    seen = [window for window in some if window.end > start and window.start < end]
     return {
         "step": columns.add([window.step for window in seen]),
         "start": columns.add_ascending([max(window.start, start) for window in seen]),

@@ -66,7 +66,7 @@ class Places:
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         table, rank, step = row.get("table"), row.get("rank"), row.get("step")
-        known = {one[0]: one for one in (*LONG, *([BUCKETS] if self._buckets else []))}
+        known = {table[0]: table for table in (*LONG, *([BUCKETS] if self._buckets else []))}
         if table in ("overlap", "rank") and step is None:
             if rank not in self._ranks:
                 return {"anchor": "ranks", "label": "ranks", "filter": None}
@@ -121,7 +121,9 @@ class Places:
         mine = [one for (owner, _), one in self._windows.items() if owner == finding.rank]
         if not mine:
             return None
-        return self._span(finding.rank, min(one.start for one in mine), max(one.end for one in mine), air=0)
+        return self._span(
+            finding.rank, min(window.start for window in mine), max(window.end for window in mine), air=0
+        )
 
     def _span(self, rank: int | None, start_ns: int, end_ns: int, *, air: float) -> dict[str, Any]:
         return {"rank": rank, "from": start_ns - self._origin_ns, "to": end_ns - self._origin_ns, "air": air}
