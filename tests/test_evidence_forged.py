@@ -38,7 +38,7 @@ def computed_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     """
     prepare, build, picture, packed = gathered.prepare, bundle.build, bundle._picture, archive._packed
 
-    def prepared(request: Any, new: Any, base: Any, scratch: Path) -> Any:
+    def prepared(request: Any, new: Any, base: Any, scratch: Path, *_where: Any) -> Any:
         key = repr(
             (
                 request,
