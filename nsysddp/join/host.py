@@ -129,19 +129,19 @@ def aligned(parts: Sequence[Part], frame: pl.DataFrame, offsets: Offsets) -> pl.
 
 
 def metrics(parts: Sequence[Part], ranks: Ranks, offsets: Offsets) -> pl.DataFrame:
-    """``schema.METRICS``, of the GPUs that ranks ran on."""
+    """``schema.METRICS``, of the GPUs that ranks ran on: samples of a shared GPU are those of each of its ranks."""
     made = [schema.METRICS.empty()]
     for number, part in enumerate(parts):
         frame = part.metrics
         if frame is None:
             continue
         mapping = part.about.gpu_of
-        rank_of = {
-            mapping[lane.pid, lane.device]: lane.rank
+        ranks_on = [
+            (mapping[lane.pid, lane.device], lane.rank)
             for lane in ranks.lanes
             if lane.report == number and lane.pid is not None and (lane.pid, lane.device) in mapping
-        }
-        keys = pl.DataFrame(list(rank_of.items()), schema={"gpu": pl.Int64, "rank": pl.Int32}, orient="row")
+        ]
+        keys = pl.DataFrame(ranks_on, schema={"gpu": pl.Int64, "rank": pl.Int32}, orient="row").unique()
         made.append(
             schema.METRICS.check(
                 frame.join(keys, on="gpu").with_columns(

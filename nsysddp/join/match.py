@@ -32,7 +32,7 @@ from nsysddp.join.kernels import (
     REASONS,
 )
 from nsysddp.join.members import places
-from nsysddp.join.sequences import NumberedKernels, numbers_in_sequence
+from nsysddp.join.sequences import SHARE_APART, NumberedKernels, numbers_in_sequence
 from nsysddp.model import schema
 
 if TYPE_CHECKING:
@@ -284,7 +284,9 @@ class _Job:
             spread[there] = np.maximum(spread[there], latest[there] - earliest[there])
             arrived = np.maximum.reduceat(np.where(mine, kernels.start[rows], np.iinfo(np.int64).min), heads)
             early[there] = np.maximum(early[there], arrived[there] - earliest[there])
-        return agree | ((spread <= 10 * self.tolerance) & (early <= self.tolerance))
+        shortest = np.minimum.reduceat(kernels.end[rows] - kernels.start[rows], heads)
+        apart = np.maximum(10 * self.tolerance, SHARE_APART * shortest)
+        return agree | ((spread <= apart) & (early <= self.tolerance))
 
     def _leave(self, rows: Column, why: str) -> None:
         self.kernels.reason[rows] = REASON[why]

@@ -28,6 +28,10 @@ _FEW = 16
 _ANCHOR_NS = 10 * NS_PER_MS
 """By so much session starts of two hosts can be wrong without further notice."""
 
+SHARE_APART = 0.1
+"""Of the shorter of two kernels: over a slow link ranks end a collective that far apart, and more than the clocks
+tolerate. Another collective of the communicator ends a whole kernel away, so it is not taken for this one."""
+
 
 def numbers_in_sequence(operations: pl.DataFrame) -> Column:
     """Number of each operation in its process and communicator, in host order; transfers are counted apart."""
@@ -49,6 +53,7 @@ class NumberedKernels:
         self.kind = kernels.kind[rows]
         self.payload = kernels.payload[rows]
         self.end = kernels.end[rows]
+        self.duration = self.end - kernels.start[rows]
         self.synchronising = IS_SYNCHRONISING[self.kind]
         self.clock = int(kernels.clock[rows[0]])
         self.first = int(self.sequence[0])
@@ -119,7 +124,8 @@ class NumberedKernels:
         difference = (times - self.end[at[usable]]).astype(np.float64)
         middle = float(np.median(difference))
         if shared_clock:
-            away = np.abs(difference)
+            shorter = np.minimum(other.duration[same][usable], self.duration[at[usable]])
+            away = np.maximum(np.abs(difference) - SHARE_APART * shorter, 0.0)
             return float(np.median(away)), float(np.mean(away)), abs(middle), 0
         # A pair or two have hardly a spread: they are no evidence where more could have met. Of a few out of many some
         # fit by chance, so a mean counts the more the more of them meet.

@@ -45,7 +45,7 @@ CODES: dict[str, str] = {
 
 _CERTAIN_GAP = ("not all cuda events", "not all nvtx events")
 _MOSTLY = 0.5
-_NEAR = 0.9
+_NEAR = 0.5
 """Lengths of ranks that share a sentence are not further apart than this ratio."""
 
 
@@ -304,19 +304,21 @@ def _no_communication(result: Result, figures: Summary) -> Iterator[Finding]:
 
 def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
     """Sums over the capture: streams have no windows of their own. Ranks that are alike share a sentence."""
-    alike: dict[tuple[int, str], list[list[dict[str, Any]]]] = {}
+    alike: dict[int, list[list[dict[str, Any]]]] = {}
     for row in on_compute_streams(trace, attribution).to_dicts():
-        groups = alike.setdefault((row["stream"], f"{100 * row['communication'] / row['all']:.0f}"), [])
+        groups = alike.setdefault(row["stream"], [])
         near = (
             group for group in groups if _NEAR < row["communication"] / group[0]["communication"] < 1 / _NEAR
         )
         found = next(near, None)
         groups.append([row]) if found is None else found.append(row)
-    for stream, share, rows in ((*key, rows) for key, groups in alike.items() for rows in groups):
+    for stream, rows in ((stream, rows) for stream, groups in alike.items() for rows in groups):
         ranks = [row["rank"] for row in rows]
         several = len(ranks) > 1
         lengths = sorted(row["communication"] for row in rows)
         length = _range_of(f"{ms(length):,.2f}" for length in (lengths[0], lengths[-1]))
+        shares = sorted(100 * row["communication"] / row["all"] for row in rows)
+        share = _range_of(f"{share:.0f}" for share in (shares[0], shares[-1]))
         subject = ranks_text(ranks)
         yield Finding(
             "communication_on_compute_stream",

@@ -63,12 +63,14 @@ class Groups:
         events: the communication of the steps used: the columns of ``collectives.timed``, ``group`` (its number, or
             ``IN_NO_GROUP``), ``step`` (its index; -1 for the whole capture) and ``phase``.
         steps: how many steps that are; None for the whole capture.
+        phases: names of the phases that the capture marks.
     """
 
     trace: Trace
     all: tuple[Group, ...]
     events: pl.DataFrame
     steps: int | None
+    phases: frozenset[str]
 
     @classmethod
     def of(cls, context: Context) -> Groups:
@@ -93,7 +95,8 @@ class Groups:
             )
             .filter(pl.Series(kept, dtype=pl.Boolean))
         )
-        return cls(trace, tuple(group for _, group in groups), events, len(used) or None)
+        phases = frozenset(context.attribution.phases["phase"].drop_nulls().unique().to_list())
+        return cls(trace, tuple(group for _, group in groups), events, len(used) or None, phases)
 
     @cached_property
     def host_of(self) -> Mapping[int, str]:

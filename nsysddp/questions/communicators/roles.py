@@ -17,7 +17,7 @@ from nsysddp.questions.communicators.groups import IN_NO_GROUP
 from nsysddp.questions.communicators.said import Said, said_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from nsysddp.questions.communicators.groups import Group, Groups
 
@@ -30,6 +30,8 @@ _MANY_FORWARD = 4
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _IDLE_KINDS = ("broadcast", "barrier", "unknown")
 """Kinds that any group may run beside what it is for."""
+
+_PASSES = ("forward", "backward")
 
 _OF_DATA = ("shard", "replicate")
 """Roles that a name of data parallelism can mean more exactly."""
@@ -89,17 +91,29 @@ class Family:
         """Payloads say that this is one communicator."""
         return all(group.communicator is not None for group in self.groups)
 
-    @property
-    def knows_phases(self) -> bool:
-        """Something of it was launched in forward or backward."""
-        return any(use.phase in ("forward", "backward") for use in self.uses)
-
     def is_orthogonal(self, other: Family) -> bool:
         """Every group of this one meets every group of the other in one rank at most, and both cover the ranks."""
         if not (self.covers and other.covers) or self.size < 2 or other.size < 2:
             return False
         owner = {rank: group.number for group in other.groups for rank in group.ranks}
         return all(len({owner[rank] for rank in group.ranks}) == len(group.ranks) for group in self.groups)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a capture tells beside what each family does.
+
+    Attributes:
+        world: ranks of the job.
+        phases: it marks both forward and backward, so what is in neither was launched outside both.
+        flows: messages (``pairs.messages_of``), which tell where a pipeline leads.
+        after_messages: groups whose every large reduction begins after the last message of its rank in its step.
+    """
+
+    world: int
+    phases: bool
+    flows: pl.DataFrame
+    after_messages: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -135,9 +149,10 @@ def roles_of(groups: Groups, flows: pl.DataFrame) -> dict[int, Role]:
     declared = groups.trace.ranks["world_size"].max()
     world = max(len(ranks), int(declared) if isinstance(declared, int) else 0)
     families = _families(groups, ranks)
+    told = _Told(world, groups.phases.issuperset(_PASSES), flows, _after_messages(groups.events))
     found: dict[int, Role] = {}
     for family in families:
-        role = _role(family, families, flows, world)
+        role = _role(family, families, told)
         found |= {group.number: role for group in family.groups}
     idle = Role(None, "nothing of it in the steps used")
     said = said_of(groups)
@@ -226,10 +241,10 @@ def _uses(groups: Groups) -> tuple[dict[int, list[Use]], set[int]]:
 # --- the role of a family --------------------------------------------------------------------------------------------
 
 
-def _role(family: Family, families: Sequence[Family], flows: pl.DataFrame, world: int) -> Role:
+def _role(family: Family, families: Sequence[Family], told: _Told) -> Role:
     kinds = {use.kind for use in family.uses} - set(_IDLE_KINDS)
     if kinds == {"send_recv"}:
-        return _pipeline(family, flows)
+        return _pipeline(family, told)
     if not family.is_named and kinds and kinds not in _OF_ONE_GROUP:
         return Role(
             None,
@@ -238,34 +253,37 @@ def _role(family: Family, families: Sequence[Family], flows: pl.DataFrame, world
     if "all_to_all" in kinds:
         return _expert(family, kinds)
     if not kinds:
-        return _world(family, world)
+        return _world(family, told.world)
     others = [other for other in families if other is not family]
-    if not family.knows_phases:
-        return _without_phases(family, others)
+    if not told.phases and all(use.phase not in _PASSES for use in family.uses):
+        return _without_phases(family, others, told)
     forward = [use for use in family.of(_REDUCTIONS, "forward") if not use.in_bucket]
     if forward:
         return _tensor(family, forward)
     return _gradients(family, others)
 
 
-def _pipeline(family: Family, flows: pl.DataFrame) -> Role:
-    """Activations go one way in forward, and never come back in it."""
+def _pipeline(family: Family, told: _Told) -> Role:
+    """Activations go one way in forward, and never come back in it; so do the first messages of a step."""
     numbers = [group.number for group in family.groups]
-    every = flows.filter((pl.col("kind") == "send_recv") & pl.col("peer").is_not_null())
-    forward = every.filter(pl.col("phase") == "forward")
+    every = told.flows.filter((pl.col("kind") == "send_recv") & pl.col("peer").is_not_null())
+    if not every.filter(pl.col("group").is_in(numbers)).height:
+        return Role(None, "sends and receives, but not who sends to whom (export with --include-blobs=true)")
+    forward, when = every.filter(pl.col("phase") == "forward"), "in forward they"
+    if not forward.height and not told.phases:
+        forward = every.filter(pl.col("event") == pl.col("event").min().over("rank", "step"))
+        when = "the first of every step"
     edges = {
         (rank, peer) if sends else (peer, rank)
         for rank, peer, sends in forward.select("rank", "peer", "sends").iter_rows()
     }
-    if not every.filter(pl.col("group").is_in(numbers)).height:
-        return Role(None, "sends and receives, but not who sends to whom (export with --include-blobs=true)")
     if not edges:
         return Role(None, "sends and receives, but none in a forward range that would tell which way they go")
     if _goes_in_a_circle(edges):
         return Role(
             None, "sends and receives in a circle: stages that are visited twice, or a ring of sequence parts"
         )
-    return Role("pipeline", "sends and receives only; in forward they go one way and never in a circle")
+    return Role("pipeline", f"sends and receives only; {when} go one way and never in a circle")
 
 
 def _goes_in_a_circle(edges: set[tuple[int, int]]) -> bool:
@@ -317,8 +335,9 @@ def _gradients(family: Family, others: Sequence[Family]) -> Role:
     """What is reduced after forward are gradients: scattered, or over copies of the model."""
     scattered, gathered = family.of(("reduce_scatter",)), family.of(("all_gather",))
     if scattered and gathered:
-        where = _listed({use.phase for use in gathered if use.phase})
-        return Role("shard", f"gathers in {where}, reduce-scatter in backward, nothing reduced in forward")
+        where = _where({use.phase for use in gathered})
+        when = _where({use.phase for use in scattered})
+        return Role("shard", f"gathers {where}, reduce-scatter {when}, nothing reduced in forward")
     reduced = family.of(("all_reduce", "reduce", "reduce_scatter"))
     if not reduced:
         return Role(None, f"only {_listed({use.kind for use in family.uses})}")
@@ -330,10 +349,11 @@ def _gradients(family: Family, others: Sequence[Family]) -> Role:
             None, "reduced in or after backward, but the groups alike do not hold every rank of the job"
         )
     across = [other for other in others if family.is_orthogonal(other)]
+    when = "in or after backward" if any(use.phase == "backward" for use in reduced) else _where({None})
     if any(map(_shards, across)):
-        return Role("replicate", "reduced in backward, one rank of every shard group")
+        return Role("replicate", f"reduced {when}, one rank of every shard group")
     crossing = " orthogonal to groups that reduce in forward;" if any(map(_reduces_forward, across)) else ""
-    said = "annotated buckets" if any(use.in_bucket for use in reduced) else "reduced in or after backward"
+    said = "annotated buckets" if any(use.in_bucket for use in reduced) else f"reduced {when}"
     return Role("data", f"{said}, nothing reduced in forward;{crossing} the groups alike hold every rank")
 
 
@@ -346,8 +366,15 @@ def _reduces_forward(family: Family) -> bool:
     return bool(family.of(_REDUCTIONS, "forward"))
 
 
-def _without_phases(family: Family, others: Sequence[Family]) -> Role:
-    """Without forward and backward only sharding over replicas is unmistakable: scattered parts are reduced again."""
+def _where(phases: Collection[str | None]) -> str:
+    """In words: what is in no phase of a capture that marks both passes was launched outside them."""
+    named = {phase for phase in phases if phase}
+    inside = [f"in {_listed(named)}"] if named else []
+    return " and ".join([*inside, *(["outside forward and backward"] if None in phases else [])])
+
+
+def _without_phases(family: Family, others: Sequence[Family], told: _Told) -> Role:
+    """Without forward and backward little is unmistakable: scattered parts reduced again, and the end of a pipeline."""
     shards = _scattered_parts(family)
     for other in others:
         if not family.is_orthogonal(other):
@@ -356,7 +383,28 @@ def _without_phases(family: Family, others: Sequence[Family]) -> Role:
             return Role("shard", "what it scatters is reduced again, in the same sizes, by groups across it")
         if _scattered_parts(other) and _scattered_parts(other) <= _reduced_sizes(family):
             return Role("replicate", "reduces what groups across it have scattered, in the same sizes")
+    piped = any(family.is_orthogonal(other) and other.of(("send_recv",)) for other in others)
+    if piped and {group.number for group in family.groups} <= told.after_messages:
+        return Role(
+            "data", "reduced after the last message of every step, by groups orthogonal to those that send"
+        )
     return Role(None, "no forward or backward range is known (--phase-pattern)")
+
+
+def _after_messages(events: pl.DataFrame) -> frozenset[int]:
+    """Groups whose every large reduction begins after the last message of its rank in its step."""
+    last = (
+        events.filter(pl.col("kind") == "send_recv").group_by("rank", "step").agg(last=pl.col("end_ns").max())
+    )
+    large = pl.col("bytes").is_null() | (pl.col("bytes") > _SMALL_BYTES)
+    reduced = events.filter(pl.col("kind").is_in(_REDUCTIONS) & large)
+    after = (
+        reduced.join(last, on=["rank", "step"], how="left")
+        .group_by("group")
+        .agg((pl.col("start_ns") >= pl.col("last")).fill_null(value=False).all().alias("after"))
+        .filter("after")
+    )
+    return frozenset(after["group"].to_list())
 
 
 def _scattered_parts(family: Family) -> set[int]:
