@@ -8,9 +8,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from nsysddp.questions.communicators.pairs import PAIR
 from nsysddp.questions.stragglers.matrix import LATENESS
 from nsysddp.render.html import heat
-from nsysddp.render.html.heat import heat_of
+from nsysddp.render.html.heat import heat_of, pairs_of
 
 
 @dataclass
@@ -62,3 +63,45 @@ def test_steps_that_do_not_fit_are_left_out_and_counted(monkeypatch: pytest.Monk
     made = heat_of(answer(10, 8))
     assert made is not None
     assert (len(made["steps"]), made["left_out"]) == (3, 5)
+
+
+def pairs(*rows: tuple[int, int, int | None, float | None]) -> Answer:
+    """Sender, receiver, bytes, GB/s; messages are alone where a bandwidth is given."""
+    frame = PAIR.frame(
+        [
+            {
+                "sender": sender,
+                "receiver": receiver,
+                "messages": 1,
+                "bytes": size,
+                "alone": int(rate is not None),
+                "transfer_ns": None if rate is None else 1_000,
+                "busbw_gbps": rate,
+            }
+            for sender, receiver, size, rate in rows
+        ]
+    )
+    return Answer({"pair": frame})
+
+
+def test_pairs_that_send_nothing_are_neither_unknown_nor_zero() -> None:
+    made = pairs_of(pairs((0, 1, 2_000_000, 5.0), (1, 2, None, None)), dict.fromkeys(range(3), "host-1"), 4)
+    assert made is not None
+    rate, sent = made["figures"]
+    assert rate["values"] == [["-", 5.0, "-"], ["-", "-", None], ["-", "-", "-"]]
+    assert sent["values"] == [["-", 2.0, "-"], ["-", "-", None], ["-", "-", "-"]]
+    assert (made["rows"][2], made["ranks"][2], made["indexes"]) == ("rank 2", 2, [4, 4, 4])
+
+
+def test_many_ranks_send_by_host_and_a_host_leads_to_its_first_rank() -> None:
+    host_of = {rank: f"host-{rank // 8 + 1}" for rank in range(96)}
+    made = pairs_of(pairs(*((rank, (rank + 8) % 96, 1_000_000, 2.0) for rank in range(96))), host_of, None)
+    assert made is not None
+    assert made["rows"] == [f"host-{number}" for number in range(1, 13)]
+    assert made["ranks"] == list(range(0, 96, 8))
+    assert made["figures"][1]["values"][0][1] == 8.0
+
+
+def test_without_messages_there_is_no_matrix() -> None:
+    assert pairs_of(pairs(), {}, 0) is None
+    assert pairs_of(None, {}, 0) is None

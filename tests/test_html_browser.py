@@ -494,6 +494,45 @@ def test_a_cell_of_the_map_leads_to_its_step_and_rank(driver: Any, mapped: Path)
     check_quiet(driver, mapped)
 
 
+@pytest.fixture(scope="module")
+def piped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of four pipeline stages on two hosts."""
+    from simulation.export import write
+    from simulation.jobs import Job, simulate
+
+    from nsysddp.questions.communicators import communicators
+
+    folder = tmp_path_factory.mktemp("piped")
+    trace = load(write(simulate(Job("pp", 4, 4, steps=3, layers=4, per_host=2)), folder), host_calls=True)
+    context = context_of(trace)
+    page = html_report(analyze(trace), context=context, communicators=communicators(context))
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    return folder / "page.html"
+
+
+def test_a_cell_of_the_matrix_of_pairs_leads_to_its_sender(driver: Any, piped: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    opened(driver, piped)
+    canvas = driver.find_element(By.ID, "pairs-map")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    wide, tall = canvas.size["width"], canvas.size["height"]
+    column, row = (wide - 120) / 4, (tall - 24) / 4
+    x, y = 118 + 2.5 * column - wide / 2, 22 + 1.5 * row - tall / 2
+    ActionChains(driver).move_to_element_with_offset(canvas, round(x), round(y)).perform()
+    says = driver.find_element(By.ID, "pairs-says")
+    assert says.text.startswith("rank 1 (host-1), to rank 2: bandwidth, alone on the link ")
+    assert "GB/s, sent " in says.text
+    canvas.send_keys(Keys.ARROW_RIGHT)
+    assert says.text == "rank 1 (host-1), to rank 3: bandwidth, alone on the link nothing, sent nothing"
+    canvas.send_keys(Keys.ENTER)
+    assert driver.execute_script("return document.activeElement.closest('#timeline') !== null")
+    assert driver.find_element(By.ID, "go-rank").get_attribute("value") == "1"
+    check_quiet(driver, piped)
+
+
 def test_groups_of_ranks_and_late_ranks_are_on_the_page(mapped: Path) -> None:
     text = mapped.read_text(encoding="utf-8")
     assert "Rank 2 is late in every step" in text

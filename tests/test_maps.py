@@ -129,3 +129,25 @@ def test_the_commands_write_pictures_and_never_over_a_file(
         assert out.read_bytes() == first
     assert run("stragglers", *piped[0], "-o", tmp_path / "x.jpeg").code == 2
     assert run("analyze", *piped[0], "-o", tmp_path / "x.png").code == 2
+
+
+def test_exposed_communication_and_bandwidth_have_maps_of_their_own(late: Result) -> None:
+    figure = draw_lateness(late)
+    maps = [axes for axes in figure.axes if axes.get_xlabel() == "step"]
+    frame = late["lateness"].sort("rank", "step_index")
+    assert len(maps) == 3
+    for axes, column, scale in zip(
+        maps, ("lateness_ns", "exposed_communication_ns", "busbw_gbps"), (1e6, 1e6, 1.0), strict=True
+    ):
+        expected = frame[column].cast(pl.Float64).to_numpy().reshape(6, 4) / scale
+        assert cells(axes) == pytest.approx(expected, nan_ok=True)
+    unknown = with_table(late, "lateness", frame.with_columns(busbw_gbps=pl.lit(None, pl.Float64)))
+    assert len([axes for axes in draw_lateness(unknown).axes if axes.get_xlabel() == "step"]) == 2
+
+
+def test_values_that_are_alike_look_alike(late: Result) -> None:
+    """Exposed times 1 % apart must not fill the scale from pale to dark."""
+    frame = late["lateness"].with_columns(exposed_communication_ns=1_000_000 + 10_000 * (pl.col("rank") % 2))
+    axes = draw_lateness(with_table(late, "lateness", frame)).axes[1]
+    low, high = axes.get_images()[-1].get_clim()
+    assert low <= 0.75 * high

@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from builder import Export
 from click.testing import CliRunner
+from conftest import FIXTURES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scene import MS, Scene
@@ -659,3 +660,42 @@ def test_twelve_buckets_are_numbered_on_both_ranks(unpacked: Callable[[str], Pat
     made = scene_of(context(load(unpacked("h200/delay_cap4"))), PLOT_IN)
     for row in made.rows:
         assert [label for _, label in row.numbers] == [str(number) for number in range(1, 13)]
+
+
+# --- strips of groups ------------------------------------------------------------------------------------------
+
+
+def strips_of(context: Context, width_in: float = 8.0) -> dict[int, dict[str, Lane]]:
+    """The lanes between ``exposed`` and what follows it, by rank and name."""
+    others = {"compute", "spin", "communication", "exposed", "memory", "graph", "idle"}
+    return {
+        row.rank: {lane.name: lane for lane in row.lanes if lane.name not in others}
+        for row in scene_of(context, width_in).rows
+    }
+
+
+def test_each_role_of_a_rank_has_a_strip_that_tells_hidden_from_exposed() -> None:
+    context = context_of(load(FIXTURES / "h200" / "shared_gpu_hsdp.sqlite.gz"))
+    found = strips_of(context)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(set(strips) == {"shard", "replicate"} for strips in found.values())
+    trace, exposed = context.trace, {}
+    for row in scene_of(context, 8.0).rows:
+        exposed[row.rank] = next(
+            part for lane in row.lanes if lane.name == "exposed" for _, part in lane.parts
+        )
+    for rank, strips in found.items():
+        parts = {look.key: some for look, some in strips["shard"].parts}
+        other = {look.key: some for look, some in strips["replicate"].parts}
+        assert not len(parts["hidden"] & exposed[rank])
+        assert not len(parts["exposed"] - exposed[rank])
+        # All but the barriers at the ends of the capture is of one of the two.
+        every = parts["hidden"] | parts["exposed"] | other["hidden"] | other["exposed"]
+        whole = trace.union(rank, ["communication"])
+        assert not len(every - whole)
+        assert every.length_ns > 0.98 * whole.length_ns
+
+
+def test_one_group_for_all_needs_no_strip() -> None:
+    context = context_of(load(FIXTURES / "h200" / "shared_gpu_late.sqlite.gz"))
+    assert not any(strips_of(context).values())

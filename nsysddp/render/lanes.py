@@ -35,10 +35,17 @@ _HEIGHT_IN = {
     "spin": 0.16,
     "communication": 0.22,
     "exposed": 0.11,
+    "group": 0.11,
     "memory": 0.13,
     "graph": 0.2,
     "idle": 0.13,
 }
+
+_MOST_STRIPS = 6
+"""Roles of a rank that have a strip of their own at most."""
+
+_STRIP_SHARE = 0.01
+"""Of the communication of a rank: what a role must have for a strip; a barrier at the end of a capture has none."""
 
 _APART_IN = 0.5
 """Step boundaries nearer to each other would be a grey area."""
@@ -158,7 +165,9 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
                 rank=rank,
                 host=facts["host"],
                 place=_place(facts),
-                lanes=_full_lanes(sets, kinds) if full else _compact_lanes(sets, len(drawn)),
+                lanes=_full_lanes(sets, kinds, _strips(context, sets, rank))
+                if full
+                else _compact_lanes(sets, len(drawn)),
                 phases=_phases(context, rank) if full else (),
                 numbers=numbers.get(rank, ()),
                 windows=tuple(window for window in of_rank[rank] if not window.step % every),
@@ -245,8 +254,8 @@ class _Sets:
         known = [window for window in mine if not self.graph.length_within(window.start, window.end)]
         # Under a graph of unknown content nobody knows what was exposed.
         exposed = communication - busy
-        all_known = len(known) == len(mine) if mine else not len(self.graph)
-        self.exposed = exposed if all_known else exposed & _hull(known)
+        self.all_known = len(known) == len(mine) if mine else not len(self.graph)
+        self.exposed = exposed if self.all_known else exposed & _hull(known)
         self.idle = _hull(mine) - (busy | communication | self.memory | self.graph)
         # One strip for all but communication: what is nearer to computing hides what is not.
         self.work = (
@@ -274,7 +283,36 @@ def _lane(name: str, label: str, height_in: float, *parts: tuple[str, Intervals]
     return Lane(name, label, height_in, tuple((LOOKS[key], some) for key, some in parts))
 
 
-def _full_lanes(sets: _Sets, kinds: frozenset[str]) -> tuple[Lane, ...]:
+def _strips(context: Context, sets: _Sets, rank: int) -> tuple[Lane, ...]:
+    """One strip a role of the rank's groups, the longest first; none where all groups have one role."""
+    if not sets.all_known:
+        return ()
+    events = context.trace.events
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    spans = {
+        role: Intervals.union_of(start[rows], end[rows])
+        for role, rows in context.groups.strips.get(rank, {}).items()
+    }
+    told = _STRIP_SHARE * sum(some.length_ns for some in spans.values())
+    longest = sorted(
+        (role for role in spans if spans[role].length_ns >= told),
+        key=lambda role: (-spans[role].length_ns, role),
+    )
+    if len(longest) < 2:
+        return ()
+    return tuple(
+        _lane(
+            role,
+            role,
+            _HEIGHT_IN["group"],
+            ("hidden", spans[role] - sets.exposed),
+            ("exposed", spans[role] & sets.exposed),
+        )
+        for role in longest[:_MOST_STRIPS]
+    )
+
+
+def _full_lanes(sets: _Sets, kinds: frozenset[str], strips: tuple[Lane, ...]) -> tuple[Lane, ...]:
     every: tuple[tuple[str, str, tuple[tuple[str, Intervals], ...]], ...] = (
         ("compute", "compute", (("compute", sets.compute),)),
         ("spin", "spin", (("spin", sets.spin),)),
@@ -285,9 +323,9 @@ def _full_lanes(sets: _Sets, kinds: frozenset[str]) -> tuple[Lane, ...]:
         ("idle", "idle", (("idle", sets.idle),)),
     )
     there = kinds | {"compute", "idle"} | ({"exposed"} if "communication" in kinds else set())
-    return tuple(
-        _lane(name, label, _HEIGHT_IN[name], *parts) for name, label, parts in every if name in there
-    )
+    lanes = [_lane(name, label, _HEIGHT_IN[name], *parts) for name, label, parts in every if name in there]
+    after = next((number for number, lane in enumerate(lanes, 1) if lane.name == "exposed"), len(lanes))
+    return (*lanes[:after], *strips, *lanes[after:])
 
 
 def _compact_lanes(sets: _Sets, count: int) -> tuple[Lane, ...]:
@@ -480,7 +518,7 @@ def _detail_note(scene: Scene, trace: Trace) -> str:
     return text
 
 
-_PROTOCOL = "ends of a matched collective still differ by 10 to 50 µs by protocol"
+_PROTOCOL = "ends of a matched collective still differ by 10 to 50 µs by protocol, over a slow link by more"
 
 
 def _clock_note(trace: Trace, ranks: list[int]) -> str:

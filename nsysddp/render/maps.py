@@ -5,6 +5,7 @@ Colour says how much; what is unknown is hatched, for it is neither much nor lit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from nsysddp.model.units import NS_PER_MS
 from nsysddp.render.theme import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
@@ -34,14 +35,36 @@ LATE_SHARE = 0.03
 _MOST_RANKS = 64
 """With more ranks pairs are shown by host."""
 
+_LEAST_SPREAD = 0.75
+"""Colours reach down to this part of the most at least: what is nearer to it is alike."""
+
 _TITLE_WIDTH = 76
 _LEAST_WIDE = 7.2
+_BESIDE_IN = 3.0
+"""Maps of at most this width lie beside each other, wider ones below each other."""
 _WIDE_IN = 0.42
 _SOFT = "#767676"
 
 
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of ``lateness`` that has a map: its column, what a unit of the picture is, its words, its colours."""
+
+    column: str
+    scale: float
+    label: str
+    is_signed: bool = False
+
+
+_BY_STEP = (
+    _Figure("lateness_ns", NS_PER_MS, "own time beyond the peers', ms", is_signed=True),
+    _Figure("exposed_communication_ns", NS_PER_MS, "exposed communication, ms"),
+    _Figure("busbw_gbps", 1.0, "bus bandwidth, GB/s"),
+)
+
+
 def draw_lateness(result: Result) -> Figure:
-    """Own time of every rank in every step beyond its peers', ranks by host.
+    """Own time of every rank in every step beyond its peers', its exposed communication and its bandwidth, by host.
 
     Args:
         result: the answer of ``questions.stragglers``.
@@ -57,24 +80,53 @@ def draw_lateness(result: Result) -> Figure:
     ranks = frame.select("rank", "host").unique("rank").sort("rank").to_dicts()
     ranks.sort(key=lambda row: (natural(row["host"] or ""), row["rank"]))
     steps = frame.select("step_index", "step").unique("step_index").sort("step_index")
-    place = {row["rank"]: number for number, row in enumerate(ranks)}
-    column = np.searchsorted(steps["step_index"].to_numpy(), frame["step_index"].to_numpy())
-    values = np.full((len(ranks), steps.height), np.nan)
-    row = np.array([place[rank] for rank in frame["rank"].to_list()])
-    values[row, column] = frame["lateness_ns"].cast(pl.Float64).fill_null(np.nan).to_numpy() / NS_PER_MS
     step_ms = float(np.median(frame["window_ns"].to_numpy())) / NS_PER_MS
-    most = max(float(np.nanquantile(np.abs(values), 0.995)), LATE_SHARE * step_ms)
+    known = [figure for figure in _BY_STEP if frame[figure.column].null_count() < frame.height]
     title = _title(result, "No rank's own time is beyond its peers'")
-    wide, tall = min(9.0, max(3.0, 0.55 * steps.height)), min(8.5, max(1.2, 0.2 * len(ranks)))
-    figure, (axes,) = _sheet(title, wide, tall, 1)
-    _paint(axes, values, (-most, most), "ms beyond the peers", _diverging(), np.isnan(values))
-    _label(
-        axes, [str(row["rank"]) for row in ranks], [visible(name or "") for name in steps["step"].to_list()]
-    )
-    _bound(axes, [row["host"] for row in ranks])
-    axes.set_ylabel("rank, by host")
-    axes.set_xlabel("step")
-    return figure
+    beside = 0.55 * steps.height <= _BESIDE_IN
+    wide = min(9.0, max(2.2, 0.55 * steps.height))
+    tall = min(8.5 if beside else 3.6, max(1.2, 0.2 * len(ranks)))
+    sheet, every = _sheet(title, wide, tall, len(known) if beside else 1, 1 if beside else len(known))
+    for figure, axes in zip(known, every, strict=True):
+        values = _by_step(frame, figure, [row["rank"] for row in ranks], steps["step_index"].to_numpy())
+        reach = _reach(values, LATE_SHARE * step_ms if figure.is_signed else None)
+        _paint(
+            axes,
+            values,
+            reach,
+            figure.label,
+            _diverging() if figure.is_signed else _rising(),
+            np.isnan(values),
+        )
+        _label(
+            axes,
+            [str(row["rank"]) for row in ranks],
+            [visible(name or "") for name in steps["step"].to_list()],
+        )
+        _bound(axes, [row["host"] for row in ranks])
+        axes.set_ylabel("rank, by host")
+        axes.set_xlabel("step")
+    return sheet
+
+
+def _reach(values: Floats, least: float | None) -> tuple[float, float]:
+    """From where to where the colours reach: around zero with ``least``, else over the values; jitter stays pale."""
+    if least is not None:
+        most = max(float(np.nanquantile(np.abs(values), 0.995)), least)
+        return -most, most
+    low, high = (float(np.nanquantile(values, share)) for share in (0.005, 0.995))
+    high = high or 1.0
+    return min(low, _LEAST_SPREAD * high), high
+
+
+def _by_step(frame: pl.DataFrame, figure: _Figure, ranks: Sequence[int], steps: NDArray[np.int64]) -> Floats:
+    """The figure as ranks by steps; NaN where it is not known."""
+    place = {rank: number for number, rank in enumerate(ranks)}
+    values = np.full((len(ranks), steps.size), np.nan)
+    row = np.array([place[rank] for rank in frame["rank"].to_list()])
+    column = np.searchsorted(steps, frame["step_index"].to_numpy())
+    values[row, column] = frame[figure.column].cast(pl.Float64).fill_null(np.nan).to_numpy() / figure.scale
+    return values
 
 
 def draw_pairs(result: Result) -> Figure:
@@ -91,31 +143,14 @@ def draw_pairs(result: Result) -> Figure:
         raise CannotTell(
             "no messages from one rank to another are known", do="export with --include-blobs=true"
         )
-    host = dict(result.trace.ranks.select("rank", "host").iter_rows())
-    ranks = sorted({*pairs["sender"].to_list(), *pairs["receiver"].to_list()})
-    by_host = len(ranks) > _MOST_RANKS
-    name = {rank: visible(host[rank] or "?") if by_host else str(rank) for rank in ranks}
-    names = sorted(set(name.values()), key=natural)
-    place = {text: number for number, text in enumerate(names)}
-    size, moved, took = (np.zeros((len(names), len(names))) for _ in range(3))
-    unknown = np.zeros_like(size, dtype=bool)
-    for row in pairs.iter_rows(named=True):
-        at = place[name[row["sender"]]], place[name[row["receiver"]]]
-        if row["bytes"] is None:
-            unknown[at] = True
-        else:
-            size[at] += row["bytes"]
-        if row["transfer_ns"] and row["busbw_gbps"] is not None:
-            moved[at] += row["busbw_gbps"] * row["transfer_ns"]
-            took[at] += row["transfer_ns"]
-    sent = np.where(size > 0, size / 1e6, np.nan)
-    rate = np.divide(moved, took, out=np.full_like(size, np.nan), where=took > 0)
-    title = wrap(_of_pairs(names, rate, "hosts" if by_host else "ranks"), _TITLE_WIDTH)
+    exchanged = exchanged_between(pairs, dict(result.trace.ranks.select("rank", "host").iter_rows()))
+    names, sent, rate = exchanged.names, exchanged.sent, exchanged.rate
+    title = wrap(_of_pairs(names, rate, exchanged.what), _TITLE_WIDTH)
     side = min(6.0, max(2.2, 0.22 * len(names)))
     figure, both = _sheet(title, side, side, 2)
     for axes, values, label, is_unknown in (
-        (both[0], sent, "MB sent", unknown & ~(size > 0)),
-        (both[1], rate, "GB/s, alone on the link", (size > 0) & ~(took > 0)),
+        (both[0], sent, "MB sent", exchanged.talks & np.isnan(sent)),
+        (both[1], rate, "GB/s, alone on the link", exchanged.talks & np.isnan(rate)),
     ):
         most = float(np.max(values, initial=0.0, where=~np.isnan(values))) or 1.0
         _paint(axes, values, (0.0, most), label, _rising(), is_unknown)
@@ -123,6 +158,55 @@ def draw_pairs(result: Result) -> Figure:
         axes.set_ylabel("sender")
         axes.set_xlabel("receiver")
     return figure
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Who sends how much to whom, as matrices of senders by receivers.
+
+    Attributes:
+        what: ``ranks``, or of many ``hosts``.
+        names: of rows and columns.
+        talks: there are messages.
+        sent: MB; NaN without messages, or where no size is known.
+        rate: GB/s of messages that were alone in their kernel; NaN where there are none.
+    """
+
+    what: str
+    names: Sequence[str]
+    talks: NDArray[np.bool_]
+    sent: Floats
+    rate: Floats
+
+
+def exchanged_between(pairs: pl.DataFrame, host_of: Mapping[int, str | None]) -> Exchanged:
+    """The table ``pair`` as matrices; of many ranks by host.
+
+    Args:
+        pairs: at least one row.
+        host_of: rank to its host.
+    """
+    ranks = sorted({*pairs["sender"].to_list(), *pairs["receiver"].to_list()})
+    by_host = len(ranks) > _MOST_RANKS
+    name = {rank: visible(host_of[rank] or "?") if by_host else str(rank) for rank in ranks}
+    names = sorted(set(name.values()), key=natural)
+    place = {text: number for number, text in enumerate(names)}
+    size, moved, took = (np.zeros((len(names), len(names))) for _ in range(3))
+    talks = np.zeros_like(size, dtype=bool)
+    for row in pairs.iter_rows(named=True):
+        at = place[name[row["sender"]]], place[name[row["receiver"]]]
+        talks[at] = True
+        size[at] += row["bytes"] or 0
+        if row["transfer_ns"] and row["busbw_gbps"] is not None:
+            moved[at] += row["busbw_gbps"] * row["transfer_ns"]
+            took[at] += row["transfer_ns"]
+    return Exchanged(
+        "hosts" if by_host else "ranks",
+        names,
+        talks,
+        sent=np.where(size > 0, size / 1e6, np.nan),
+        rate=np.divide(moved, took, out=np.full_like(size, np.nan), where=took > 0),
+    )
 
 
 def _of_pairs(names: Sequence[str], rate: Floats, what: str) -> str:
@@ -142,22 +226,30 @@ def _title(result: Result, otherwise: str) -> list[str]:
     return wrap(printable(visible(first)), _TITLE_WIDTH)
 
 
-def _sheet(title: Sequence[str], wide: float, tall: float, count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` maps of this size in inches beside each other, each with room for its scale."""
+def _sheet(
+    title: Sequence[str], wide: float, tall: float, columns: int, rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure with maps of this size in inches, in columns and rows, each with room for its scale."""
     from matplotlib.figure import Figure
 
     top, left, right, foot = 0.45 + 0.24 * len(title), 1.1, 1.25, 0.75
-    width = max(_LEAST_WIDE, count * (left + wide + right))
-    height = top + tall + foot
+    width = max(_LEAST_WIDE, columns * (left + wide + right))
+    height = top + rows * (tall + foot)
     figure = Figure(figsize=(width, height), facecolor="white")
     for number, line in enumerate(title):
         at = 1 - (0.32 + 0.24 * number) / height
         figure.text(0.25 / width, at, line, fontsize=11, fontweight="bold")
     return figure, [
         figure.add_axes(
-            ((left + number * (left + wide + right)) / width, foot / height, wide / width, tall / height)
+            (
+                (left + column * (left + wide + right)) / width,
+                (foot + (rows - 1 - row) * (tall + foot)) / height,
+                wide / width,
+                tall / height,
+            )
         )
-        for number in range(count)
+        for row in range(rows)
+        for column in range(columns)
     ]
 
 
@@ -187,7 +279,7 @@ def _paint(
     box = axes.get_position()
     width = axes.get_figure().get_figwidth()  # type: ignore[union-attr]
     scale = axes.get_figure().add_axes((box.x1 + 0.15 / width, box.y0, 0.16 / width, box.height))  # type: ignore[union-attr]
-    bar = scale.figure.colorbar(image, cax=scale, extend="both" if reach[0] < 0 else "neither")
+    bar = scale.figure.colorbar(image, cax=scale, extend="both" if reach[0] else "neither")
     bar.set_label(label, fontsize=9)
     scale.tick_params(labelsize=8)
 

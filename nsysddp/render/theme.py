@@ -41,6 +41,7 @@ _LOOKS = (
     Look("wait", "communication: wait for later ranks", "#F7E58A", INK, "\\\\\\\\", "#B78A00"),
     Look("unsplit", "communication: not split", "#E69F00", INK, "....", "#7A4A00"),
     Look("exposed", "exposed communication", "#000000"),
+    Look("hidden", "hidden communication", "#C7B3D9", INK),
     Look("memory", "memory copy or set", "#009E73", PAPER, "----", "#00513B"),
     Look("graph", "CUDA graph, content unknown", "#E9D3E1", INK, "xxxx", "#8A4F73"),
     Look("idle", "idle", "#AEB4BC", INK),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -25,6 +26,9 @@ from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from nsysddp.questions.context import Context
 
@@ -120,6 +124,28 @@ class Known:
     def role_of(self) -> Mapping[int, str | None]:
         """Name of the role of each group."""
         return {number: role.role for number, role in self.roles.items()}
+
+    @cached_property
+    def strips(self) -> Mapping[int, Mapping[str, NDArray[np.int64]]]:
+        """What each rank runs in each role: rank to role to its events. Groups without a role stand for themselves.
+
+        Empty where all groups have one role: there is nothing to tell apart.
+        """
+        named = {
+            group.number: self.role_of.get(group.number) or f"group {group.number}"
+            for group in self.groups.all
+        }
+        if len(set(named.values())) < 2:
+            return {}
+        found: dict[int, dict[str, NDArray[np.int64]]] = {}
+        frame = self.groups.everywhere.filter(pl.col("group").is_in(list(named))).with_columns(
+            role=pl.col("group").replace_strict(named, return_dtype=pl.String)
+        )
+        for (rank, role), part in frame.sort("rank", "role", "event").group_by(
+            "rank", "role", maintain_order=True
+        ):
+            found.setdefault(int(rank), {})[str(role)] = part["event"].to_numpy()
+        return found
 
 
 def known_groups(context: Context) -> Known:

@@ -62,13 +62,15 @@ class Groups:
         all: the groups, by number.
         events: the communication of the steps used: the columns of ``collectives.timed``, ``group`` (its number, or
             ``IN_NO_GROUP``), ``step`` (its index; -1 for the whole capture) and ``phase``.
-        steps: how many steps that are; None for the whole capture.
+        everywhere: ``event``, ``rank`` and ``group`` of all communication of the capture.
+        steps: how many steps are used; None for the whole capture.
         phases: names of the phases that the capture marks.
     """
 
     trace: Trace
     all: tuple[Group, ...]
     events: pl.DataFrame
+    everywhere: pl.DataFrame
     steps: int | None
     phases: frozenset[str]
 
@@ -86,17 +88,15 @@ class Groups:
         used = context.used_steps
         step = context.attribution.step[event] if used else np.full(event.size, -1)
         kept = context.keep[event] & (np.isin(step, used) if used else True)
-        events = (
-            labelled.join(numbers, on="label", how="left", maintain_order="left")
-            .with_columns(
-                pl.col("group").fill_null(IN_NO_GROUP),
-                step=pl.Series(step, dtype=pl.Int64),
-                phase=context.attribution.phase_names(event),
-            )
-            .filter(pl.Series(kept, dtype=pl.Boolean))
+        numbered = labelled.join(numbers, on="label", how="left", maintain_order="left").with_columns(
+            pl.col("group").fill_null(IN_NO_GROUP)
         )
+        events = numbered.with_columns(
+            step=pl.Series(step, dtype=pl.Int64), phase=context.attribution.phase_names(event)
+        ).filter(pl.Series(kept, dtype=pl.Boolean))
+        everywhere = numbered.select("event", "rank", "group")
         phases = frozenset(context.attribution.phases["phase"].drop_nulls().unique().to_list())
-        return cls(trace, tuple(group for _, group in groups), events, len(used) or None, phases)
+        return cls(trace, tuple(group for _, group in groups), events, everywhere, len(used) or None, phases)
 
     @cached_property
     def host_of(self) -> Mapping[int, str]:

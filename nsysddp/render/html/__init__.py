@@ -16,7 +16,7 @@ import nsysddp
 from nsysddp.questions.steps import steady
 from nsysddp.render import per_rank
 from nsysddp.render.detail import duration
-from nsysddp.render.html.heat import heat_of
+from nsysddp.render.html.heat import heat_of, pairs_of
 from nsysddp.render.html.looks import all_looks, bar_of, legend, look_style, used_looks
 from nsysddp.render.html.packed import few_of, timeline_of
 from nsysddp.render.html.places import Places
@@ -92,10 +92,13 @@ def html_report(
     few = few_of([figure.rank for figure in figures], first)
     page_program, plot_program = program(), vendored_text("uPlot.iife.min.js")
     style = vendored_text("uPlot.min.css").strip() + "\n" + template_text("report.css") + look_style()
+    steps = context.used_steps
+    host_of = dict(context.trace.ranks.select("rank", "host").iter_rows())
+    pairs = pairs_of(communicators, host_of, steps[0] if steps else None)
     parts = [
         path_part(critical_path, places),
         diagnosis_part(diagnosis, places),
-        communicators_part(communicators, places),
+        communicators_part(communicators, places, pairs),
         comparison_part(comparison, places),
     ]
     shown = [part for part in parts if part]
@@ -127,7 +130,11 @@ def html_report(
         provenance=provenance_of(result, context, provenance or {}),
         licence=vendored_text("LICENSE.uPlot").strip().splitlines(),
         data=[(f"table-{table['name']}", json_text(table["data"])) for table in long if table["rows"]]
-        + ([] if heat is None else [("heat-data", json_text(heat))])
+        + [
+            (f"{name}-data", json_text(cells))
+            for name, cells in (("heat", heat), ("pairs", pairs))
+            if cells is not None
+        ]
         + [("timeline-data", json_text(timeline)), ("timeline-looks", json_text(all_looks()))],
         columns=columns,
         program=trusted(page_program),

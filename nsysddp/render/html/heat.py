@@ -1,4 +1,4 @@
-"""Ranks by steps, a cell each: what the page's map of own time, exposed communication and bandwidth is drawn from."""
+"""Ranks by steps and senders by receivers, a cell each: what the maps of the page are drawn from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from nsysddp.model.names import natural
+from nsysddp.model.names import natural, visible
+from nsysddp.render.maps import exchanged_between
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nsysddp.render.html.sections import Part
 
 _FIGURES = (
@@ -30,9 +33,9 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
     """The data of the map; None without two ranks and two steps.
 
     Returns:
-        ``ranks`` and ``hosts`` by row, ``steps`` (names) and ``indexes`` by column, ``left_out`` steps, ``figures``
-        (each with its values by row and column, in us or GB/s, null where unknown, and the least that is full colour),
-        ``orders`` of the rows by name.
+        ``rows`` (names), ``ranks`` and ``hosts`` by row, ``steps`` (names) and ``indexes`` by column, ``left_out``
+        steps, ``figures`` (each with its values by row and column, in us or GB/s, null where unknown, the least that
+        is full colour, and whether less than nothing has a meaning), ``orders`` of the rows by name.
     """
     if part is None or "lateness" not in part.tables:
         return None
@@ -56,12 +59,19 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
                 [None if np.isnan(value) else round(value, 1) for value in line] for line in table.tolist()
             ]
             figures.append(
-                {"name": label, "unit": unit, "values": values, "least": round(least * step_ns / scale, 1)}
+                {
+                    "name": label,
+                    "unit": unit,
+                    "values": values,
+                    "least": round(least * step_ns / scale, 1),
+                    "signed": name == "lateness_ns",
+                }
             )
     if not figures:
         return None
     hosts = ranks["host"].to_list()
     return {
+        "rows": [f"rank {rank}" for rank in ranks["rank"].to_list()],
         "ranks": ranks["rank"].to_list(),
         "hosts": hosts,
         "steps": kept["step"].to_list(),
@@ -73,6 +83,67 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
             "rank": list(range(ranks.height)),
             "host": _by_host(hosts),
         },
+    }
+
+
+NO_MESSAGES = "-"
+"""The value of a cell whose two ranks send nothing to each other: neither unknown nor zero."""
+
+
+def pairs_of(
+    part: Part | None, host_of: Mapping[int, str | None], first_step: int | None
+) -> dict[str, Any] | None:
+    """The data of the matrix of pairs, of many ranks by host; None where no messages are known.
+
+    Args:
+        part: the answer of ``questions.communicators``.
+        host_of: rank to its host.
+        first_step: where a click on a cell leads; None without steps.
+
+    Returns:
+        As of ``heat_of``, with receivers for steps; a cell without messages is ``NO_MESSAGES``.
+    """
+    if part is None or part.tables.get("pair", pl.DataFrame()).is_empty():
+        return None
+    pairs = part.tables["pair"]
+    exchanged = exchanged_between(pairs, host_of)
+    of_hosts = exchanged.what == "hosts"
+    shown = {visible(host or "?"): rank for rank, host in sorted(host_of.items(), reverse=True)}
+    ranks = [shown[name] if of_hosts else int(name) for name in exchanged.names]
+    names = [name if of_hosts else f"rank {name}" for name in exchanged.names]
+    figures = [
+        {
+            "name": label,
+            "unit": unit,
+            "values": [
+                [
+                    NO_MESSAGES if not talks else None if np.isnan(value) else round(value, 1)
+                    for value, talks in zip(*line, strict=True)
+                ]
+                for line in zip(values.tolist(), exchanged.talks.tolist(), strict=True)
+            ],
+            "least": 0.0,
+            "signed": False,
+        }
+        for label, unit, values in (
+            ("bandwidth, alone on the link", "gbps", exchanged.rate),
+            ("sent", "mb", exchanged.sent),
+        )
+        if not np.isnan(values).all()
+    ]
+    if not figures:
+        return None
+    hosts = [visible(host_of[rank] or "?") for rank in ranks]
+    return {
+        "rows": names,
+        "ranks": ranks,
+        "hosts": hosts,
+        "steps": list(exchanged.names),
+        "to": "to " if of_hosts else "to rank ",
+        "indexes": [first_step] * len(names),
+        "left_out": 0,
+        "figures": figures,
+        "orders": {"rank": list(range(len(names)))},
     }
 
 

@@ -51,6 +51,7 @@ def part_of(anchor: str, title: str, part: Part | None, places: Places) -> dict[
         "title": title,
         "findings": [places.finding(one, f"{anchor}-{number}") for number, one in enumerate(part.findings)],
         "intervals": None,
+        "map": None,
         "tables": [
             short_table(name.replace("_", " "), frame) for name, frame in part.tables.items() if frame.height
         ],
@@ -155,11 +156,16 @@ def diagnosis_part(part: Part | None, places: Places) -> dict[str, Any] | None:
     return made
 
 
-def communicators_part(part: Part | None, places: Places) -> dict[str, Any] | None:
-    """What groups of ranks cost and are for, and the pairs that carry most."""
+def communicators_part(
+    part: Part | None, places: Places, pairs_map: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """What groups of ranks cost and are for, who sends to whom, and the pairs that carry most."""
     made = part_of("communicators", "Groups of ranks", part, places)
     if made is None or part is None or not part.tables["communicator"].height:
         return None
+    if pairs_map is not None:
+        side = len(pairs_map["rows"])
+        made["map"] = f"{side} senders by {side} receivers"
     pairs = part.tables["pair"].sort("bytes", descending=True, nulls_last=True)
     captions = (
         (

@@ -1,4 +1,4 @@
-/** A map of ranks by steps: a cell each, coloured by one figure; a click goes to that step and rank. */
+/** A map of ranks by steps, or of senders by receivers: a cell each, coloured by one figure; a click goes to its rank. */
 
 import { byId, make } from "./dom.mjs";
 import { grouped } from "./numbers.mjs";
@@ -26,27 +26,32 @@ const hatched = (pen, ink) => {
   return pen.createPattern(tile, "repeat");
 };
 
+const NO_MESSAGES = "-";
+
 const told = (figure, value) => {
   if (value === null) return "unknown";
-  return figure.unit === "ns" ? `${grouped(value / 1e3, 3)} ms` : `${grouped(value, 1)} GB/s`;
+  if (value === NO_MESSAGES) return "nothing";
+  return figure.unit === "ns" ? `${grouped(value / 1e3, 3)} ms` : `${grouped(value, 1)} ${figure.unit === "mb" ? "MB" : "GB/s"}`;
 };
 
 export class HeatMap {
-  /** ``go`` is called with the place of a cell, ``{ step, rank }``. */
-  constructor(host, data, go) {
-    Object.assign(this, { host, data, go, at: { row: 0, column: 0 }, isChosen: false });
-    this.canvas = byId("heat-map");
-    this.says = byId("heat-says");
-    this.figure = byId("heat-figure");
-    this.order = byId("heat-order");
+  /** ``name`` begins the ids of its elements; ``go`` is called with the place of a cell, ``{ step, rank }``. */
+  constructor(name, data, go) {
+    Object.assign(this, { host: byId(`${name}-scroll`), data, go, at: { row: 0, column: 0 }, isChosen: false });
+    this.canvas = byId(`${name}-map`);
+    this.says = byId(`${name}-says`);
+    this.figure = byId(`${name}-figure`);
+    this.order = byId(`${name}-order`);
+    this.scale = byId(`${name}-scale`);
     data.figures.forEach((one, place) => this.figure.append(make("option", one.name, { value: place })));
-    for (const name of Object.keys(data.orders)) this.order.append(make("option", `by ${name}`, { value: name }));
+    for (const order of Object.keys(data.orders)) this.order.append(make("option", `by ${order}`, { value: order }));
+    this.order.hidden = Object.keys(data.orders).length < 2;
     for (const one of [this.figure, this.order]) one.addEventListener("change", () => this.paint());
     this.canvas.addEventListener("mousemove", (event) => this.point(event, false));
     this.canvas.addEventListener("click", (event) => this.point(event, true));
     this.canvas.addEventListener("keydown", (event) => this.press(event));
     onRepaint(() => this.paint());
-    new ResizeObserver(() => this.paint()).observe(host);
+    new ResizeObserver(() => this.paint()).observe(this.host);
     this.paint();
   }
 
@@ -60,7 +65,7 @@ export class HeatMap {
 
   /** What stands for full colour: few cells are beyond it. */
   reach() {
-    const known = this.shown.values.flat().filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
+    const known = this.shown.values.flat().filter((value) => typeof value === "number").map(Math.abs).sort((a, b) => a - b);
     return Math.max(known[Math.floor(0.995 * (known.length - 1))] || 1, this.shown.least);
   }
 
@@ -84,6 +89,7 @@ export class HeatMap {
     this.rows.forEach((row, place) => {
       figure.values[row].forEach((value, column) => {
         const at = [LABELS + column * this.column, TOP + place * this.row, this.column - edge, this.row - edge];
+        if (value === NO_MESSAGES) return;
         if (value === null) {
           pen.fillStyle = hatch;
           pen.fillRect(...at);
@@ -96,14 +102,14 @@ export class HeatMap {
     });
     this.label(pen, style.getPropertyValue("--soft"));
     if (this.isChosen) this.frame(pen, style.getPropertyValue("--mark"));
-    byId("heat-scale").textContent = this.scale(most);
+    this.scale.textContent = this.words(most);
   }
 
-  scale(most) {
-    const unit = this.shown.unit === "ns", reach = told(this.shown, most);
-    return unit
-      ? `full orange: ${reach} and more; blue: less than the peers; hatched: unknown`
-      : `full blue: ${reach} and more; paler is slower; hatched: unknown`;
+  words(most) {
+    const { unit, signed, values } = this.shown, reach = told(this.shown, most);
+    const hatched = values.flat().includes(null) ? "; hatched: unknown" : "";
+    if (unit === "ns") return `full orange: ${reach} and more${signed ? "; blue: less than the peers" : ""}${hatched}`;
+    return `full blue: ${reach} and more; paler is ${unit === "mb" ? "less" : "slower"}${hatched}`;
   }
 
   label(pen, ink) {
@@ -117,7 +123,7 @@ export class HeatMap {
       const isFirst = place === 0 || data.hosts[row] !== data.hosts[this.rows[place - 1]];
       if (y - below < APART || (byHost && this.row < APART && !isFirst)) return;
       below = y;
-      pen.fillText(byHost && isFirst ? `${data.hosts[row]}  rank ${data.ranks[row]}` : `rank ${data.ranks[row]}`, LABELS - 6, y);
+      pen.fillText(byHost && isFirst ? `${data.hosts[row]}  ${data.rows[row]}` : data.rows[row], LABELS - 6, y);
     });
     pen.textAlign = "left";
     let right = -Infinity;
@@ -160,7 +166,8 @@ export class HeatMap {
     this.at = { row, column };
     this.isChosen = true;
     const { data } = this, values = data.figures.map((one) => `${one.name} ${told(one, one.values[row][column])}`);
-    this.says.textContent = `rank ${data.ranks[row]} (${data.hosts[row]}), ${data.steps[column]}: ${values.join(", ")}`;
+    const who = data.rows[row] === data.hosts[row] ? data.rows[row] : `${data.rows[row]} (${data.hosts[row]})`;
+    this.says.textContent = `${who}, ${data.to ?? ""}${data.steps[column]}: ${values.join(", ")}`;
     this.paint();
   }
 

@@ -1,7 +1,7 @@
 /** Where each lane of the timeline lies. */
 
 export const LEFT = 132;
-const HEIGHTS = { compute: 20, spin: 13, communication: 20, exposed: 12, memory: 11, graph: 17, idle: 11, host: 13, path: 20 };
+const HEIGHTS = { compute: 20, spin: 13, communication: 20, exposed: 12, group: 9, memory: 11, graph: 17, idle: 11, host: 13, path: 20 };
 const BRIEF = new Set(["compute", "communication", "exposed", "graph"]);
 const MOST_SUBROWS = 4;
 const MOST_LABELLED = 16;
@@ -31,8 +31,9 @@ export class Layout {
       if (!compact && rank.phases.length) add({ kind: "host", label: "host", rank, place }, HEIGHTS.host);
       for (const lane of rank.lanes) {
         if (compact && !BRIEF.has(lane.name)) continue;
+        const tall = HEIGHTS[lane.name] ?? HEIGHTS.group;
         const streams = Math.min(lane.streams ? lane.streams.length : 1, MOST_SUBROWS);
-        const base = compact ? Math.round(HEIGHTS[lane.name] * (this.dense ? 0.6 : 0.75)) : HEIGHTS[lane.name];
+        const base = compact ? Math.round(tall * (this.dense ? 0.6 : 0.75)) : tall;
         add({ kind: "lane", label: lane.label, lane, rank, place }, base + (streams - 1) * Math.round(base * 0.6));
       }
       headers[headers.length - 1].bottom = top;

@@ -47,6 +47,8 @@ if (byId("timeline-plot")) {
   const run = new Run(read("timeline-data"), tables, byId("timeline-columns").textContent);
   timeline = new Timeline(byId("timeline"), run, read("timeline-looks"));
 }
-if (byId("heat-map")) new HeatMap(byId("heat-scroll"), read("heat-data"), (place) => timeline && goToPlace(place, ""));
+for (const name of ["heat", "pairs"]) {
+  if (byId(`${name}-map`)) new HeatMap(name, read(`${name}-data`), (place) => timeline && place.step !== null && goToPlace(place, ""));
+}
 document.addEventListener("click", follow);
 document.documentElement.dataset.ready = "yes";
