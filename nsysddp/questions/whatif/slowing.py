@@ -60,6 +60,13 @@ class Slowing:
     high: Mapping[int, float]
     is_known: bool
 
+    @property
+    def different(self) -> list[Mapping[int, float]]:
+        """The shares to be tried: the likely ones, then the ends of what they can be, where these differ."""
+        made = [self.mid]
+        made += [share for share in (self.low, self.high) if share not in made]
+        return made
+
     @classmethod
     def of(cls, context: Context) -> Slowing:
         """What this capture says."""
