@@ -423,16 +423,30 @@ MISTAKES = (
     Mistake(
         "a segment that forgets launches before its last",
         "dependencies/condensed.py",
-        "self.end[node] = along[node] + _running_most(let_go, segment)",
-        "self.end[node] = along[node] + let_go",
+        "self.end[node] = along + _running_most(self.launched(node) - along, segment)",
+        "self.end[node] = self.launched(node)",
         ("tests/test_whatif.py", "-k", "solution_of_its_equations"),
     ),
     Mistake(
         "kernels that keep the contention of longer communication",
-        "questions/whatif/lasting.py",
-        "durations: Floats = goal + after - start",
-        "durations: Floats = goal + share * beside.length_ns - start",
+        "dependencies/forward.py",
+        "            self._change(rank, 1, 0)\n",
+        "            pass\n",
         ("tests/test_whatif.py", "-k", "run_alone_earlier"),
+    ),
+    Mistake(
+        "a change of rate that counts for kernels that have run before it",
+        "dependencies/forward.py",
+        "run.passes(node, before > 0, self)",
+        "run.passes(node, after > 0, self)",
+        ("tests/test_forward.py", "-k", "event_by_event"),
+    ),
+    Mistake(
+        "transfers that share a link with those of their own stream",
+        "dependencies/forward.py",
+        "slowed = len(streams - {transfer.stream}) > 0",
+        "slowed = len(transfers) > 1",
+        ("tests/test_forward.py", "-k", "own_stream"),
     ),
 )
 

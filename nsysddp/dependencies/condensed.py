@@ -95,9 +95,9 @@ class Weights:
 def solve(structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
     """Start and end of every node in ns, each as soon as all that it waits for allows; shape (nodes,)."""
     plan = structure.plan
-    parts = _Parts.of(structure, weights)
+    parts = Parts.of(structure, weights)
     origin = weights.origin[plan.heads]
-    parts.place(np.asarray(_longest(plan, _edges(structure, weights, parts), origin)))
+    parts.place(np.asarray(_longest(plan, edges(structure, weights, parts), origin)))
     return parts.start, parts.end
 
 
@@ -115,19 +115,19 @@ def latest(structure: Structure, weights: Weights, deadline: Floats) -> Floats:
         Latest end in ns, shape (nodes,); NaN for nodes without an arrival.
     """
     plan = structure.plan
-    parts = _Parts.of(structure, weights)
-    weight = _edges(structure, weights, parts)
+    parts = Parts.of(structure, weights)
+    weight = edges(structure, weights, parts)
     allowed = np.asarray(_backwards(plan, weight, parts.allowed(deadline)))
     met = structure.arrival >= 0
     ends = np.where(met, deadline, np.nan)
     leaves = np.flatnonzero(plan.to_end & met[plan.node])  # edges from the ends of such nodes
     target = np.repeat(plan.order, np.diff(plan.bounds))
-    lag = _lags(structure, weights)[plan.lag[leaves]]
+    lag = lags(structure, weights)[plan.lag[leaves]]
     np.minimum.at(ends, plan.node[leaves], allowed[target[leaves]] - lag)
     return ends
 
 
-def _lags(structure: Structure, weights: Weights) -> Floats:
+def lags(structure: Structure, weights: Weights) -> Floats:
     """The lags of all kinds of edges, one kind after the other."""
     plan = structure.plan
     return np.concatenate(
@@ -142,10 +142,10 @@ def _lags(structure: Structure, weights: Weights) -> Floats:
     )
 
 
-def _edges(structure: Structure, weights: Weights, parts: _Parts) -> Floats:
+def edges(structure: Structure, weights: Weights, parts: Parts) -> Floats:
     """From the point that each edge comes from to the one that waits: a term of a node, and a lag."""
     plan = structure.plan
-    return _terms(structure, plan, weights, parts.start, parts.end) + _lags(structure, weights)[plan.lag]
+    return _terms(structure, plan, weights, parts.start, parts.end) + lags(structure, weights)[plan.lag]
 
 
 def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
@@ -192,7 +192,7 @@ def _longest(plan: _Plan, weight: Floats, origin: Floats) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """The lanes, some at a time: what does not hang on other lanes is computed in threads, in little memory.
 
     Until the points are solved, ``start`` holds p and ``end`` holds q of each node.
@@ -205,7 +205,7 @@ class _Parts:
     end: Floats
 
     @classmethod
-    def of(cls, structure: Structure, weights: Weights) -> _Parts:
+    def of(cls, structure: Structure, weights: Weights) -> Parts:
         """``p`` and ``q`` of all nodes."""
         made = cls(structure, structure.plan, weights, *np.empty((2, structure.along.size)))
         made.each(made.sum_along)
@@ -232,14 +232,19 @@ class _Parts:
         second = np.flatnonzero(self.plan.beside[nodes] >= 0)
         if not second.size:
             return
-        of, along = self.weights, self.start
         segment: Ints = np.cumsum(heads, dtype=np.int64)[second]
         node = nodes[second]
+        along = self.start[node]
+        self.end[node] = along + _running_most(self.launched(node) - along, segment)
+
+    def launched(self, node: Ints) -> Floats:
+        """When its launch lets each node start, from the time of the point from which that counts."""
+        of, along = self.weights, self.start
         call = self.structure.launcher[node]
         after = np.where(self.plan.holds[call], 0.0, along[call] + of.duration[call])
         begun = np.where(self.structure.from_start[node], along[call], after)
-        let_go: Floats = begun + of.launch_lag[node] + of.excess[node] - along[node]
-        self.end[node] = along[node] + _running_most(let_go, segment)
+        let_go: Floats = begun + of.launch_lag[node] + of.excess[node]
+        return let_go
 
     def allowed(self, deadline: Floats) -> Floats:
         """The latest time of every point that keeps the deadlines of the nodes that it carries; shape (points,)."""

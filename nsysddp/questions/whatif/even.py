@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import polars as pl
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
+    _Value = TypeVar("_Value", bound=np.generic)
 
 _ODD_TRANSFER = 1.5
 """Times the median over the steps: a transfer that takes longer is no usual one."""
 
 _ENOUGH_STEPS = 3
 
-_BY_EVENT = ["step", "phase", "name", "number"]
 _NUMBER = pl.int_range(pl.len()).cast(pl.Int64)
 
 
@@ -56,8 +57,9 @@ def without_straggler(model: Model, duration: Floats) -> Program | None:
     draft = Draft(program)
     matched = False
     for rows, calls in _parts(model):
-        keyed = _events(model, program, rows)
-        matched |= _even_events(draft, rows, keyed, ranks)
+        keyed, alike = _events(model, rows)
+        own = keyed["own"].to_numpy()
+        matched |= _even_events(draft, rows, own, alike.of_all(ranks))
         _cut_extra_work(draft, rows, keyed, ranks)
         _even_calls(draft, model, calls, keyed, rows, ranks)
     return draft.program() if matched else None
@@ -84,25 +86,98 @@ def _parts(model: Model) -> Iterator[tuple[Ints, Ints]]:
             first = end
 
 
-def _events(model: Model, program: Program, rows: Ints) -> pl.DataFrame:
-    """Some events with what they match by, their times, and on how many ranks there is such a one."""
-    attribution = model.context.attribution
-    events, weights = model.context.trace.events[rows], program.weights
-    return (
-        pl.DataFrame(
-            {
-                "rank": events["rank"].cast(pl.Int64),
-                "step": attribution.step[rows].astype(np.int64),
-                "phase": _phase_codes(attribution)[attribution.phase_range[rows]],
-                "name": events["name"].cast(pl.Int64),
-                "duration": weights.duration[rows],
-                "excess": weights.excess[rows],
-                "own": (events["class"] != "communication"),
-            }
-        )
-        .with_columns(number=_NUMBER.over("rank", "step", "phase", "name"))
-        .with_columns(ranks=pl.col("rank").n_unique().over(_BY_EVENT))
+def _events(model: Model, rows: Ints) -> tuple[pl.DataFrame, _Groups]:
+    """Some events with what they match by (``group``) and on how many ranks there is such a one; and their groups."""
+    attribution, events = model.context.attribution, model.context.trace.events
+    rank, name = (events[column].gather(rows).cast(pl.Int64).to_numpy() for column in ("rank", "name"))
+    step = attribution.step[rows].astype(np.int64)
+    phase = _phase_codes(attribution)[attribution.phase_range[rows]]
+    number = _Groups.of(_code(rank, step, phase, name)).number()
+    alike = _Groups.of(_code(step, phase, name, number))
+    frame = pl.DataFrame(
+        {
+            "rank": rank,
+            "step": step,
+            "phase": phase,
+            "own": events["class"].gather(rows) != "communication",
+            "group": alike.group(),
+            "ranks": alike.sizes(),
+        }
     )
+    return frame, alike
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Rows of one code together.
+
+    Attributes:
+        order: rows, group by group; in a group in their order.
+        first: where in it each group begins.
+        size: rows of each group.
+    """
+
+    order: Ints
+    first: Ints
+    size: Ints
+
+    @classmethod
+    def of(cls, code: Ints) -> _Groups:
+        """Those of a code of each row."""
+        order = np.argsort(code, kind="stable")
+        ordered = code[order]
+        first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
+        return cls(order, first, np.diff(first, append=code.size))
+
+    def _by_row(self, ordered: NDArray[_Value]) -> NDArray[_Value]:
+        made: NDArray[_Value] = np.empty_like(ordered)
+        made[self.order] = ordered
+        return made
+
+    def number(self) -> Ints:
+        """The place of each row in its group."""
+        return self._by_row(np.arange(self.order.size) - np.repeat(self.first, self.size))
+
+    def group(self) -> Ints:
+        """A number for the group of each row."""
+        return self._by_row(np.repeat(np.arange(self.size.size), self.size))
+
+    def sizes(self) -> Ints:
+        """The size of the group of each row."""
+        return self._by_row(np.repeat(self.size, self.size))
+
+    def any(self, flags: Flags) -> Flags:
+        """Of each row: has any row of its group the flag?"""
+        if not flags.size:
+            return flags
+        found = np.logical_or.reduceat(flags[self.order], self.first)
+        return self._by_row(np.repeat(found, self.size))
+
+    def of_all(self, ranks: int) -> Ints:
+        """The rows of groups of all ranks, of which each has one row at most; shape (groups, ranks)."""
+        whole = np.repeat(self.size == ranks, self.size)
+        rows: Ints = self.order[whole].reshape(-1, ranks)
+        return rows
+
+
+def _code(*columns: Ints) -> Ints:
+    """One number for the values of all columns: rows have the same where all of them agree."""
+    code, room = np.zeros(columns[0].size, dtype=np.int64), 1
+    for column in columns if code.size else ():
+        least = int(column.min())
+        span = int(column.max()) - least + 1
+        if room * span >= 1 << 62:
+            code = np.unique(code, return_inverse=True)[1].ravel().astype(np.int64)
+            room = int(code.max()) + 1
+        code, room = code * span + (column - least), room * span
+    return code
+
+
+def _medians(values: Floats, rows: Ints) -> Floats:
+    """The median of each group of rows (of an even number the smaller middle one); shape (groups, 1)."""
+    middle = (rows.shape[1] - 1) // 2
+    found: Floats = np.partition(values[rows], middle, axis=1)[:, middle : middle + 1]
+    return found
 
 
 def _phase_codes(attribution: Attribution) -> Ints:
@@ -134,20 +209,20 @@ def with_usual_transfers(model: Model, duration: Floats) -> Floats:
     return usual
 
 
-def _median(column: str) -> pl.Expr:
-    return pl.col(column).sort().slice((pl.len() - 1) // 2, 1).first()
+def _even_events(draft: Draft, rows: Ints, own: Flags, matched: Ints) -> bool:
+    """The same durations and unexplained latencies on all ranks; False if no event matches.
 
-
-def _even_events(draft: Draft, rows: Ints, keyed: pl.DataFrame, ranks: int) -> bool:
-    """The same durations and unexplained latencies on all ranks; False if no event matches."""
-    even = keyed.with_columns(
-        even=_median("duration").over(_BY_EVENT), wait=_median("excess").over(_BY_EVENT)
-    )
-    known = (even["ranks"] == ranks).to_numpy()
-    own = known & even["own"].to_numpy()
-    draft.duration[rows[own]] = even["even"].to_numpy()[own]
-    draft.excess[rows[known]] = even["wait"].to_numpy()[known]
-    return bool(own.any())
+    Args:
+        draft: to be changed.
+        rows: some events.
+        own: which of them are no communication.
+        matched: places in ``rows`` of those that all ranks ran; shape (groups, ranks).
+    """
+    duration, excess = draft.duration[rows], draft.excess[rows]
+    draft.excess[rows[matched]] = _medians(excess, matched)
+    duration[matched] = np.where(own[matched], _medians(duration, matched), duration[matched])
+    draft.duration[rows] = duration
+    return bool(own[matched].any())
 
 
 def _cut_extra_work(draft: Draft, rows: Ints, keyed: pl.DataFrame, ranks: int) -> None:
@@ -156,6 +231,7 @@ def _cut_extra_work(draft: Draft, rows: Ints, keyed: pl.DataFrame, ranks: int) -
     Where less than half of the ranks ran any, several of them may be the stages of a pipeline; one alone is late.
     """
     odd = keyed.with_columns(row=rows).filter(pl.col("own"), pl.col("ranks") < ranks)
+    odd = odd.with_columns(duration=draft.duration[odd["row"].to_numpy()])
     totals = odd.group_by("step", "phase", "rank").agg(total=pl.col("duration").sum())
     absent = ranks - pl.len()
     fair = totals.group_by("step", "phase").agg(
@@ -189,43 +265,31 @@ def _even_calls(
     trace, lines = model.context.trace, model.graph.lines
     assert trace.calls is not None
     nodes = trace.events.height + towards
-    at = np.searchsorted(rows, lines.leads_to[towards])
-    calls = keyed.select("rank", *_BY_EVENT)[at].with_columns(
-        call=trace.calls["name"].gather(lines.row[towards]).to_physical(),
-        duration=draft.duration[nodes],
-        gap=draft.ahead_lag[nodes],
-        waits=lines.awaited[towards] >= 0,
+    event = np.searchsorted(rows, lines.leads_to[towards])
+    rank, group = keyed["rank"].to_numpy()[event], keyed["group"].to_numpy()[event]
+    call = trace.calls["name"].gather(lines.row[towards]).to_physical().cast(pl.Int64).to_numpy()
+    place = _Groups.of(_code(group, call, rank)).number()
+    alike = _Groups.of(_code(group, call, place))
+    matched = alike.of_all(ranks)
+    waits = alike.any(lines.awaited[towards] >= 0)
+    duration, gap = draft.duration[nodes], draft.ahead_lag[nodes]
+    calls = keyed.select("rank", "step", "phase")[event].with_columns(
+        call=call, duration=duration, gap=gap, ranks=alike.sizes(), waits=waits, node=nodes
     )
-    calls = calls.with_columns(place=_NUMBER.over("rank", *_BY_EVENT, "call"))
-    by_call = [*_BY_EVENT, "call", "place"]
-    calls = calls.with_columns(
-        ranks=pl.col("rank").n_unique().over(by_call),
-        waits=pl.col("waits").any().over(by_call),
-        even=_median("duration").over(by_call),
-        even_gap=_median("gap").over(by_call),
-    )
-    matched = (calls["ranks"] == ranks).to_numpy()
-    at_work = matched & ~calls["waits"].to_numpy()
-    draft.duration[nodes[at_work]] = (
-        calls.select(pl.min_horizontal("duration", "even")).to_series().to_numpy()[at_work]
-    )
-    draft.ahead_lag[nodes[matched]] = (
-        calls.select(pl.min_horizontal("gap", "even_gap")).to_series().to_numpy()[matched]
-    )
-    paused = _extra_pauses(calls.with_columns(node=nodes), ranks)
+    even = np.minimum(duration[matched], _medians(duration, matched))
+    draft.duration[nodes[matched]] = np.where(waits[matched], duration[matched], even)
+    draft.ahead_lag[nodes[matched]] = np.minimum(gap[matched], _medians(gap, matched))
+    paused = _extra_pauses(calls, ranks)
     draft.ahead_lag[paused["node"].to_numpy()] = paused["fair_gap"].to_numpy()
-    lonely = nodes[_only_here(calls)]
+    lonely = _only_here(calls)
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)
     before = model.program.weights
-    kept = pl.DataFrame(
-        {
-            "node": nodes,
-            "had": before.ahead_lag[nodes] + before.duration[nodes],
-            "has": draft.ahead_lag[nodes] + draft.duration[nodes],
-        }
+    kept = calls.select("rank", "step", "phase", "node").with_columns(
+        had=before.ahead_lag[nodes] + before.duration[nodes],
+        has=draft.ahead_lag[nodes] + draft.duration[nodes],
     )
-    short = _too_little(pl.concat([calls.select("rank", "step", "phase"), kept], how="horizontal"), ranks)
+    short = _too_little(kept, ranks)
     draft.ahead_lag[short["node"].to_numpy()] += short["missing"].to_numpy()
 
 
@@ -255,35 +319,34 @@ def _extra_pauses(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
 def _too_little(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
     """The call that lost most of a rank's phase with less host time than the median rank had, and what is missing."""
     place = ["step", "phase"]
-    totals = calls.group_by(*place, "rank").agg(pl.col("had").sum(), pl.col("has").sum())
+    keyed = calls.with_columns(key=_code(*calls.select(*place, "rank").cast(pl.Int64).to_numpy().T))
+    totals = keyed.group_by("key").agg(pl.first(*place), pl.col("had").sum(), pl.col("has").sum())
     fair = pl.col("had").sort().slice((pl.len() - 1) // 2, 1).first().over(place)
     missing = totals.with_columns(missing=pl.min_horizontal("had", fair) - pl.col("has")).filter(
         pl.len().over(place) == ranks, pl.col("missing") > ODD_NS
     )
     most = (
-        calls.with_columns(lost=pl.col("had") - pl.col("has"))
-        .sort("lost", "node")
-        .group_by(*place, "rank", maintain_order=True)
+        keyed.join(missing, on="key", how="semi")
+        .sort(pl.col("had") - pl.col("has"), "node")
+        .group_by("key", maintain_order=True)
         .last()
     )
-    return missing.join(most, on=[*place, "rank"], nulls_equal=True).select("node", "missing")
+    return missing.join(most, on="key").select("node", "missing")
 
 
-def _only_here(calls: pl.DataFrame) -> Flags:
-    """Calls that waited or took long, of one rank that has more of them in a phase than any other.
+def _only_here(calls: pl.DataFrame) -> Ints:
+    """Nodes of calls that waited or took long, of one rank that has more of them in a phase than any other.
 
     Stages of a pipeline make the same call towards other work: what each of them does is nothing extra.
     """
-    costly = pl.col("waits") | (pl.col("duration") > ODD_NS)
+    costly = calls.filter(pl.col("waits") | (pl.col("duration") > ODD_NS))
     place = ["step", "phase", "call"]
     most = (
-        calls.filter(costly)
-        .group_by(*place, "rank")
+        costly.group_by(*place, "rank")
         .len()
         .with_columns(as_many=pl.col("len").rank("max", descending=True).over(place))
         .filter(pl.col("as_many") == 1)
-        .select(*place, "rank", more=pl.lit(value=True))
     )
-    found = calls.join(most, on=[*place, "rank"], how="left", nulls_equal=True, maintain_order="left")
-    lonely = (pl.col("ranks") == 1) & costly & pl.col("more").fill_null(value=False)
-    return found.select(lonely).to_series().to_numpy()
+    lonely = costly.filter(pl.col("ranks") == 1).join(most, on=[*place, "rank"], how="semi", nulls_equal=True)
+    nodes: Ints = np.sort(lonely["node"].to_numpy())
+    return nodes

@@ -87,19 +87,18 @@ def without_communication(model: Model) -> dict[str, object]:
     if not communication.any():
         return nothing("no_communication", "the trace holds no communication")
 
-    def mean(share: Mapping[int, float], unexplained: float = 1.0, left: Floats | float = 0.0) -> float:
-        freed = model.kernels.freed(program.duration, share)
-        gone = program.having(
-            duration=np.where(communication, left, freed), excess=unexplained * program.weights.excess
-        )
-        return model.mean(gone.apart(communication))
+    apart = program.apart(communication)
 
-    middle, low, high = mean(slowing.mid), mean(slowing.low), mean(slowing.high)
-    others = [low, high, mean(slowing.mid, 0.0)]
+    def mean(share: Shares, excess: Floats = program.weights.excess, left: Floats | float = 0.0) -> float:
+        freed = model.kernels.freed(program.duration, share)
+        return model.mean(apart.having(duration=np.where(communication, left, freed), excess=excess))
+
+    means = [mean(share) for share in slowing.different]
+    others = [mean(slowing.mid, np.zeros_like(program.weights.excess))]
     odd = program.duration - with_usual_transfers(model, program.duration)
     if odd.any():  # another process on the GPU would have stretched something else
         others.append(mean(slowing.mid, left=odd))
-    return _row(model, "no_communication", [middle, *others])
+    return _row(model, "no_communication", [*means, *others])
 
 
 def _faster(model: Model, communication: Flags, factor: float) -> dict[str, object]:
@@ -126,7 +125,7 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         if silent := _open(model, name, (others[0], others[1])):
             return silent
         middle = (others[0] + others[1]) / 2
-    others += [mean(communication, share, transfers.share) for share in (slowing.low, slowing.high)]
+    others += [mean(communication, share, transfers.share) for share in slowing.different[1:]]
     others.append(mean(communication, slowing.mid, transfers.share, excess=0.0))
     may_meet = factor < 1 and not transfers.is_known and transfers.are_several
     if transfers.matters or may_meet:
@@ -191,7 +190,7 @@ def _without_contention(model: Model) -> dict[str, object]:
         freed = model.kernels.freed(model.program.duration, share)
         return model.mean(model.program.having(duration=freed))
 
-    return model.row("no_contention", mean(slowing.mid), mean(slowing.low), mean(slowing.high))
+    return model.row("no_contention", *(mean(share) for share in slowing.different))
 
 
 def _reason(model: Model, mean_ns: float, doubt: str | None) -> str | None:

@@ -20,12 +20,11 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.intervals import Intervals
-from nsysddp.questions.whatif.lasting import lasting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nsysddp.dependencies.replay import Program, Schedule
+    from nsysddp.dependencies.replay import Program
     from nsysddp.model.trace import Trace
 
     Floats = NDArray[np.float64]
@@ -120,20 +119,6 @@ class Transfers:
             rows = rows[rows < self.beside.size]
             freed[rows] -= np.minimum(self.share[rank] * self.beside[rows], freed[rows])
         return freed
-
-    def share_in(self, duration: Floats, schedule: Schedule, before: Floats, alone: Floats) -> None:
-        """Write into ``duration`` how long each transfer takes beside the others of a schedule.
-
-        Args:
-            duration: of all nodes; those of communication are written.
-            schedule: what ran when.
-            before: the durations with which it did.
-            alone: the durations without sharing.
-        """
-        begin = schedule.end - before
-        for rank in self.lanes:
-            for rows, others in self._neighbours(rank, begin, schedule.end):
-                duration[rows] = lasting(begin[rows], alone[rows], others, self.share[rank])
 
     def _neighbours(self, rank: int, begin: Floats, end: Floats) -> list[tuple[Ints, Intervals]]:
         """Each stream's nodes, with when transfers of the rank's other streams run."""

@@ -5,9 +5,8 @@ A kernel loses the share ``s`` of the time that it spends beside communication::
     work     = recorded duration - s x recorded time beside communication
     duration = work + s x time beside communication          in any other run
 
-The time beside communication hangs on the schedule and the schedule on the durations, so both are found in turns. What
-happens hangs only on what happened before, so each turn settles what follows on the settled part: the turns end, but in
-a step with many small buckets not soon, and meanwhile the length of the schedule can rest and change again.
+The time beside communication hangs on the schedule and the schedule on the durations: both are found together, going
+forward in time (``dependencies.forward``).
 
 The share is that of the contention table where it has one; else of all executions of one kernel and shape together,
 which mixes places of a layer; else nothing is known, and a band has to reach to ``UNKNOWN_SHARE``.
@@ -22,10 +21,9 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies import replay
-from nsysddp.model.intervals import Intervals
+from nsysddp.dependencies.forward import Beside, durations
 from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO
 from nsysddp.questions.contention.executions import executions
-from nsysddp.questions.whatif.lasting import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,10 +45,6 @@ _MOST = 0.95
 _ENOUGH = 0.25
 """Share of the time beside communication that the kernels with an estimate must have."""
 
-_TURNS = 100
-_SETTLED = 1e-4
-"""Of the schedule's length: a turn after which everything ends within this of where it ended before is the last."""
-
 
 @dataclass(frozen=True)
 class Slowing:
@@ -65,6 +59,13 @@ class Slowing:
     mid: Mapping[int, float]
     high: Mapping[int, float]
     is_known: bool
+
+    @property
+    def different(self) -> list[Mapping[int, float]]:
+        """The shares to be tried: the likely ones, then the ends of what they can be, where these differ."""
+        made = [self.mid]
+        made += [share for share in (self.low, self.high) if share not in made]
+        return made
 
     @classmethod
     def of(cls, context: Context) -> Slowing:
@@ -199,33 +200,24 @@ class Kernels:
             share: what each rank's kernels lose beside communication.
             transfers: those that share links; None if none do.
         """
-        schedule = replay.run(program)
         if not any(share.values()) and transfers is None:
-            return schedule
-        took, changed, swings = program.duration, np.inf, False
-        for _ in range(_TURNS):
-            before, duration = schedule.end, program.duration.copy()
-            for rank, part in self.of_rank.items():
-                rows = self.rows[part]
-                if share[rank] and rows.size:
-                    duration[rows] = self._lasting(schedule, rank, rows, work[rows], share[rank])
-            if transfers is not None:
-                transfers.share_in(duration, schedule, took, work)
-            if swings:
-                duration = (took + duration) / 2
-            took = duration
-            del schedule  # of its starts there is no need while the next are found
-            schedule = replay.run(program.having(duration=duration))
-            before -= schedule.end
-            change = max(before.max(), -before.min())
-            if change <= _SETTLED * np.ptp(schedule.end):
-                break
-            swings, changed = swings or change >= changed, change
-        return schedule
-
-    def _lasting(self, schedule: Schedule, rank: int, rows: Ints, work: Floats, share: float) -> Floats:
-        """How long each kernel takes beside the communication of a schedule."""
-        sent = self.communication[rank]
-        begun, ended = np.round(schedule.start[sent]), np.round(schedule.end[sent])
-        beside = Intervals.union_of(begun.astype(np.int64), ended.astype(np.int64))
-        return lasting(schedule.start[rows], work, beside, share)
+            return replay.run(program)
+        ranks = len(self.of_rank)
+        rank, stream = np.full((2, work.size), -1, dtype=np.int32)
+        duration, shares, links = program.duration.copy(), np.zeros(ranks), np.zeros(ranks)
+        sent = np.zeros(work.size, dtype=bool)
+        for number, (name, part) in enumerate(self.of_rank.items()):
+            rows = self.rows[part]
+            rank[rows], rank[self.communication[name]] = number, number
+            sent[self.communication[name]] = True
+            shares[number] = share[name]
+            if share[name]:
+                duration[rows] = work[rows]
+            streams = transfers.lanes[name] if transfers is not None else ()
+            if transfers is not None and len(streams) > 1:
+                links[number] = transfers.share[name]
+                for lane, nodes in enumerate(streams):
+                    stream[nodes], duration[nodes] = lane, work[nodes]
+        beside = Beside(rank, sent, stream, shares, links)
+        alone = program.having(duration=duration)
+        return replay.run(alone.having(duration=durations(alone.structure, alone.weights, beside)))
