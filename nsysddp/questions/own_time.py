@@ -27,6 +27,7 @@ import polars as pl
 
 from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.trace import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,17 +106,25 @@ def longer_than_others(
         Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
     """
     step = attribution.step
-    lines = [_line(trace, rank, step) for rank in trace.rank_numbers]
+    lines = in_parallel(trace.rank_numbers, lambda rank: _line(trace, rank, step), events=trace.events.height)
     programs = [program for program in _programs(trace, lines) if len(program) > 1]
-    if only is not None:
-        lines = [line[np.isin(step[line.event], only)] for line in lines]
     size = int(step.max(initial=-1)) + 2  # -1 is a step too
+    if only is not None:
+        wanted = _flags(only, size)
+        lines = [line[wanted[step[line.event] + 1]] for line in lines]
     counts = np.stack([np.bincount(step[line.event] + 1, minlength=size) for line in lines])
     begin = np.concatenate([np.zeros((len(lines), 1), dtype=np.int64), counts.cumsum(axis=1)], axis=1)
     for first, last in _together(counts.sum(axis=0)):
         for program in programs:
             some = [lines[place][begin[place, first] : begin[place, last]] for place in program]
             yield from _longer(trace, step, some, waiting, spinning, lost or {})
+
+
+def _flags(steps: Sequence[int], size: int) -> Flags:
+    """Is each step from -1 on one of these? Shape (size,)."""
+    flags = np.zeros(size, dtype=np.bool_)
+    flags[np.asarray(steps, dtype=np.int64) + 1] = True
+    return flags
 
 
 _EVENTS_AT_A_TIME = 500_000
@@ -145,7 +154,9 @@ def _longer(
     same = _same([step[line.event] for line in lines], [name[line.event] for line in lines])
     shape = len(lines), 1 + max(int(groups.max(initial=-1)) for groups in same)
     gap, run, spun = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
+
+    def measure(row: int) -> None:
+        line, groups = lines[row], same[row]
         begin, finish = start[line.event], end[line.event]
         gap_start, run_start = np.minimum(line.ahead, begin), np.clip(line.ahead, begin, finish)
         gap[row, groups] = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
@@ -155,12 +166,17 @@ def _longer(
             computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
             slower = computes * lost[line.rank][step[line.event] + 1] * spun[row, groups]
             run[row, groups] -= _whole(slower)
-    for first in range(0, shape[1], _GROUPS_AT_A_TIME):
+
+    def compare(first: int) -> None:
         part = np.s_[:, first : first + _GROUPS_AT_A_TIME]
         slowed = spun[part].sum(axis=0) - spun[part] > spun[part]
         longer = _beyond_others(run[part])
         run[part] = np.where((longer < 0) & slowed, 0, longer)
         gap[part] = _beyond_others(gap[part])
+
+    events = sum(line.event.size for line in lines)
+    in_parallel(range(len(lines)), measure, events=events)
+    in_parallel(range(0, shape[1], _GROUPS_AT_A_TIME), compare, events=events)
     for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
         yield Longer(line, gap[row, groups], run[row, groups])
 
@@ -205,11 +221,13 @@ def own_lateness(
     spinning = {rank: split.wait for rank, split in splits.items()}
     total: dict[int, int] = {}
     only = sorted({step for steps in steady.values() for step in steps})
+    size = max([int(attribution.step.max(initial=-1)), *only]) + 2
+    counted = {rank: _flags(steps, size) for rank, steps in steady.items()}
     for longer in longer_than_others(trace, attribution, exposed, spinning, only=only):
         rank = longer.line.rank
-        counts = np.isin(
-            attribution.step[longer.line.event], np.asarray(steady.get(rank, ()), dtype=np.int64)
-        )
+        if rank not in counted:
+            continue
+        counts = counted[rank][attribution.step[longer.line.event] + 1]
         if counts.any():
             total[rank] = total.get(rank, 0) + int(longer.gap[counts].sum() + longer.run[counts].sum())
     return {rank: float(total[rank]) / len(steady[rank]) for rank in steady if rank in total}
@@ -225,7 +243,8 @@ def _same(steps: Sequence[Steps], names: Sequence[Rows]) -> list[Ints]:
     low = min(int(step.min(initial=0)) for step in steps)
     width = 1 + max(int(name.max(initial=0)) for name in names)
     work = [(step - low).astype(np.int64) * width + name for step, name in zip(steps, names, strict=True)]
-    found = [np.unique(codes, return_counts=True) for codes in work]
+    size = sum(codes.size for codes in work)
+    found = in_parallel(work, _counted, events=size)
     code, count = _side_by_side(found)
     of_step = np.flatnonzero(np.diff(code // width, prepend=-1)) if code.size else code
     differ = (count != count[0]).any(axis=0)
@@ -237,9 +256,14 @@ def _same(steps: Sequence[Steps], names: Sequence[Rows]) -> list[Ints]:
         work = [
             np.where(np.isin(codes // width, steps_by_place), codes // width * width, codes) for codes in work
         ]
-        code, count = _side_by_side([np.unique(codes, return_counts=True) for codes in work])
+        code, count = _side_by_side(in_parallel(work, _counted, events=size))
     first = np.cumsum(count.max(axis=0, initial=0)) - count.max(axis=0, initial=0)
-    return [_in_turn(codes, code, first) for codes in work]
+    return in_parallel(work, lambda codes: _in_turn(codes, code, first), events=size)
+
+
+def _counted(codes: Ints) -> tuple[Ints, Ints]:
+    code, count = np.unique(codes, return_counts=True)
+    return code, count
 
 
 def _side_by_side(found: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
