@@ -55,6 +55,15 @@ def test_more_tokens_for_one_expert_are_found() -> None:
     assert row["worst_ratio"] == pytest.approx((1.6 + 1) / 2, abs=0.01)
 
 
+def test_without_phases_stages_and_micro_batches_are_those_of_the_job() -> None:
+    """Two stages, eight micro-batches; in which part of the step bubbles lie is not known."""
+    table = real("pipeline", "pipelines")["pipeline_stage"]
+    assert dict(table.select("rank", "stage").unique().iter_rows()) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert table["micro_batches"].unique().to_list() == [8]
+    assert table["warm_up_ns"].null_count() == table.height
+    assert table["bubble_ns"].null_count() == 0
+
+
 @pytest.mark.parametrize("job", ["hsdp", "tensor", "pipeline", "experts", "late"])
 def test_collectives_of_a_slow_link_are_matched_though_ranks_end_apart(job: str) -> None:
     table = real(job).trace.collectives.filter(pl.col("communicator").is_not_null())

@@ -1,9 +1,10 @@
 """How long does each pipeline stage stand in a bubble, and do experts wait for load or for late ranks?
 
 A stage is in a bubble while a send or receive of it waits for another stage and it computes nothing. A step of a rank
-falls into warm-up (before its first backward kernel), cool-down (after its last forward kernel) and steady between::
+falls into warm-up (before its first backward kernel), cool-down (after its last forward kernel) and steady between,
+where the capture marks these passes::
 
-    bubble = |wait of its sends and receives - P|      micro-batches = activations that it received (or sent)
+    bubble = |wait of its sends and receives - P|      micro-batches = messages from the stage ahead (or to the next)
 
 An all-to-all that waits for a rank which received more than the waiting one in the exchange ahead waits for load (that
 rank had more to compute), else for lateness.
@@ -21,6 +22,7 @@ from nsysddp.model.names import counted
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
+from nsysddp.questions.communicators.pairs import activations_of, edges_of
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
@@ -38,12 +40,16 @@ PIPELINE_STAGE = Table(
         Column("stage", INT, "0-based stage, by the way that activations go in forward"),
         Column("step", TEXT, "name of the step"),
         Column("step_index", INT, "0-based order of the step"),
-        Column("micro_batches", INT, "activations received in forward (of the first stage: sent)"),
+        Column(
+            "micro_batches",
+            INT,
+            "messages from the stage ahead (of the first stage: to the next), activations",
+        ),
         Column("window_ns", INT, "|W|"),
         Column("bubble_ns", INT, "sum of the three parts"),
-        Column("warm_up_ns", INT, "bubble before its first backward kernel"),
-        Column("steady_ns", INT, "bubble between"),
-        Column("cool_down_ns", INT, "bubble after its last forward kernel"),
+        Column("warm_up_ns", INT, "bubble before its first backward kernel; null where no passes are marked"),
+        Column("steady_ns", INT, "bubble between; null where no passes are marked"),
+        Column("cool_down_ns", INT, "bubble after its last forward kernel; null where no passes are marked"),
         Column("exposed_transfer_ns", INT, "transfer of its sends and receives under no compute"),
         Column("bubble_ratio", FLOAT, "bubble / window; null when the window is empty"),
     ),
@@ -87,15 +93,8 @@ def pipelines(context: Context) -> Result:
 def _stages(known: Known) -> dict[int, int]:
     """Stage of each rank: the longest way that activations have come; empty without a pipeline."""
     numbers = [number for number, role in known.role_of.items() if role == "pipeline"]
-    forward = known.messages.filter(
-        pl.col("group").is_in(numbers) & (pl.col("phase") == "forward") & pl.col("peer").is_not_null()
-    )
-    edges = sorted(
-        {
-            (rank, peer) if sends else (peer, rank)
-            for rank, peer, sends in forward.select("rank", "peer", "sends").iter_rows()
-        }
-    )
+    messages = known.messages.filter(pl.col("group").is_in(numbers))
+    edges = sorted(edges_of(activations_of(messages, phases=known.groups.marks_passes)))
     stage = {rank: 0 for edge in edges for rank in edge}
     for _ in range(len(stage)):  # they go in no circle: see the role
         moved = {
@@ -112,7 +111,7 @@ def _stages(known: Known) -> dict[int, int]:
 
 def _stage_table(context: Context, stages: dict[int, int]) -> pl.DataFrame:
     named = dict(context.attribution.steps.select("step_index", "name").iter_rows())
-    micro = _micro_batches(context.groups)
+    micro = _micro_batches(context.groups, stages)
     rows = []
     for rank, stage in sorted(stages.items()):
         windows = [window for window in context.windows.windows if window.rank == rank and window.step >= 0]
@@ -129,8 +128,18 @@ def _stage_table(context: Context, stages: dict[int, int]) -> pl.DataFrame:
     return PIPELINE_STAGE.frame(rows)
 
 
-def _micro_batches(known: Known) -> dict[tuple[int, int], int]:
-    messages = known.messages.filter((pl.col("phase") == "forward") & (pl.col("kind") == "send_recv"))
+def _micro_batches(known: Known, stages: dict[int, int]) -> dict[tuple[int, int], int]:
+    """Activations of each rank and step: they go to later stages, gradients come back."""
+    stage_of = pl.DataFrame(
+        {"rank": list(stages), "stage": list(stages.values())}, schema={"rank": pl.Int64, "stage": pl.Int64}
+    )
+    messages = (
+        known.messages.filter(pl.col("kind") == "send_recv")
+        .with_columns(pl.col("rank").cast(pl.Int64))
+        .join(stage_of, on="rank")
+        .join(stage_of.select(peer="rank", other="stage"), on="peer")
+        .filter(pl.col("sends") == (pl.col("other") > pl.col("stage")))
+    )
     counts = messages.group_by("rank", "step").agg(
         received=(~pl.col("sends")).sum().cast(pl.Int64), sent=pl.col("sends").sum().cast(pl.Int64)
     )
@@ -149,6 +158,7 @@ def _of_rank(context: Context, rank: int, windows: list[Window]) -> Iterator[dic
     wait = (Intervals.union_of(start, middle) - transfer) - computing
     transfer = transfer - computing
     first_backward, last_forward = _turns(context, rank)
+    marked = context.groups.groups.marks_passes
     for window in windows:
         if context.used_steps and window.step not in context.used_steps:
             continue
@@ -161,9 +171,9 @@ def _of_rank(context: Context, rank: int, windows: list[Window]) -> Iterator[dic
             "step_index": window.step,
             "window_ns": finish - begin,
             "bubble_ns": sum(parts),
-            "warm_up_ns": parts[0],
-            "steady_ns": parts[1],
-            "cool_down_ns": parts[2],
+            "warm_up_ns": parts[0] if marked else None,
+            "steady_ns": parts[1] if marked else None,
+            "cool_down_ns": parts[2] if marked else None,
             "exposed_transfer_ns": int(transfer.length_within([begin], [finish])[0]),
             "bubble_ratio": sum(parts) / (finish - begin) if finish > begin else None,
         }
@@ -266,8 +276,7 @@ def _of_stages(stages: pl.DataFrame) -> Finding:
         "pipeline_bubble",
         f"{counted(count, 'stage')}, {row['micro_batches']} micro-batches: rank {row['rank']} (stage {row['stage']}) "
         f"stands in bubbles for {ms(row['bubble_ns']):.2f} of {ms(row['window_ns']):.2f} ms a step "
-        f"({ms(row['warm_up_ns']):.2f} warm-up, {ms(row['steady_ns']):.2f} steady, "
-        f"{ms(row['cool_down_ns']):.2f} cool-down), the most of all ranks.",
+        f"({_in_parts(row)}), the most of all ranks.",
         rank=row["rank"],
         value=row["bubble_ns"],
         unit="ns",
@@ -275,11 +284,20 @@ def _of_stages(stages: pl.DataFrame) -> Finding:
     )
 
 
+def _in_parts(row: dict[str, Any]) -> str:
+    if row["warm_up_ns"] is None:
+        return "in which part of it no range of forward and backward tells"
+    return (
+        f"{ms(row['warm_up_ns']):.2f} warm-up, {ms(row['steady_ns']):.2f} steady, "
+        f"{ms(row['cool_down_ns']):.2f} cool-down"
+    )
+
+
 QUESTION = Question(
     name="pipelines",
     ask=(__doc__ or "").partition("\n")[0],
     more="Bubbles of every stage in warm-up, steady state and cool-down, micro-batches, and waits of all-to-alls by "
-    "load and by lateness. Needs payloads (--include-blobs=true) and ranges of forward and backward.",
+    "load and by lateness. Needs payloads (--include-blobs=true); ranges of forward and backward tell the parts.",
     tables=(PIPELINE_STAGE, EXPERT_WAIT),
     run=lambda context, _: pipelines(context),
     shown=PIPELINE_STAGE.name,

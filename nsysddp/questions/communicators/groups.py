@@ -98,6 +98,11 @@ class Groups:
         phases = frozenset(context.attribution.phases["phase"].drop_nulls().unique().to_list())
         return cls(trace, tuple(group for _, group in groups), events, everywhere, len(used) or None, phases)
 
+    @property
+    def marks_passes(self) -> bool:
+        """The capture marks forward and backward, so what is in neither was launched outside both."""
+        return self.phases.issuperset(("forward", "backward"))
+
     @cached_property
     def host_of(self) -> Mapping[int, str]:
         """Rank to its host."""

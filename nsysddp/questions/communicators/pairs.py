@@ -107,6 +107,30 @@ def messages_of(groups: Groups) -> pl.DataFrame:
     )
 
 
+def activations_of(messages: pl.DataFrame, *, phases: bool) -> pl.DataFrame:
+    """Sends and receives that tell which way a pipeline leads: those in forward.
+
+    Where the capture marks no passes: the first message of each rank in each step.
+
+    Args:
+        messages: of ``messages_of``.
+        phases: forward and backward are marked.
+    """
+    known = messages.filter((pl.col("kind") == "send_recv") & pl.col("peer").is_not_null())
+    forward = known.filter(pl.col("phase") == "forward")
+    if forward.height or phases:
+        return forward
+    return known.filter(pl.col("event") == pl.col("event").min().over("rank", "step"))
+
+
+def edges_of(messages: pl.DataFrame) -> set[tuple[int, int]]:
+    """Sender and receiver of each of these messages."""
+    return {
+        (rank, peer) if sends else (peer, rank)
+        for rank, peer, sends in messages.select("rank", "peer", "sends").iter_rows()
+    }
+
+
 def _carried(trace: Trace, event: np.ndarray) -> pl.DataFrame:
     """The sends and receives that these kernels carry: event, sends, place (of the peer), bytes."""
     empty = {"event": pl.Int64, "sends": pl.Boolean, "place": pl.Int64, "bytes": pl.Int64}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from nsysddp.questions.communicators.groups import IN_NO_GROUP
+from nsysddp.questions.communicators.pairs import activations_of, edges_of
 from nsysddp.questions.communicators.said import Said, said_of
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def roles_of(groups: Groups, flows: pl.DataFrame) -> dict[int, Role]:
     declared = groups.trace.ranks["world_size"].max()
     world = max(len(ranks), int(declared) if isinstance(declared, int) else 0)
     families = _families(groups, ranks)
-    told = _Told(world, groups.phases.issuperset(_PASSES), flows, _after_messages(groups.events))
+    told = _Told(world, groups.marks_passes, flows, _after_messages(groups.events))
     found: dict[int, Role] = {}
     for family in families:
         role = _role(family, families, told)
@@ -269,14 +270,9 @@ def _pipeline(family: Family, told: _Told) -> Role:
     every = told.flows.filter((pl.col("kind") == "send_recv") & pl.col("peer").is_not_null())
     if not every.filter(pl.col("group").is_in(numbers)).height:
         return Role(None, "sends and receives, but not who sends to whom (export with --include-blobs=true)")
-    forward, when = every.filter(pl.col("phase") == "forward"), "in forward they"
-    if not forward.height and not told.phases:
-        forward = every.filter(pl.col("event") == pl.col("event").min().over("rank", "step"))
-        when = "the first of every step"
-    edges = {
-        (rank, peer) if sends else (peer, rank)
-        for rank, peer, sends in forward.select("rank", "peer", "sends").iter_rows()
-    }
+    edges = edges_of(activations_of(told.flows, phases=told.phases))
+    in_forward = told.phases or bool(every.filter(pl.col("phase") == "forward").height)
+    when = "in forward they" if in_forward else "the first of every step"
     if not edges:
         return Role(None, "sends and receives, but none in a forward range that would tell which way they go")
     if _goes_in_a_circle(edges):
