@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -33,56 +33,15 @@ from nsysddp.ddp.reducer import Parameter, Settings, rebuilt_layout
 from nsysddp.dependencies.draft import Draft
 from nsysddp.dependencies.replay import AHEAD, LAUNCH, WAIT, Program
 from nsysddp.model.errors import CannotTell, UsageError
+from nsysddp.questions.hooks import Places, Recorded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.dependencies.graph import Graph
-    from nsysddp.dependencies.host import HostLines
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
-
-_NONE = np.empty(0, dtype=np.int64)
-_PAUSE_NS = 100_000
-"""Longer than this the host is not away within a hook that is not recorded."""
-
-_QUEUE_CALLS = (
-    "Event",
-    "StreamWait",
-    "Capture",
-    "KernelGetName",
-    "KernelGetAttribute",
-    "FuncGet",
-    "PointerGet",
-)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One gradient bucket of one backward on one rank, as it ran.
-
-    Attributes:
-        event: row of its collective.
-        bytes: message size.
-        parameters: how many; 1 where unknown.
-        calls: host line positions inside its hook (they are taken out).
-        hook_start_ns, hook_end_ns: the hook.
-        launched_ns: end of its launch call.
-        launches: host line positions of the launches between the hook before and this one: where its parameters got
-            ready.
-        before: host line position of the call before the hook.
-    """
-
-    event: int
-    bytes: int
-    parameters: int
-    calls: Ints
-    hook_start_ns: int
-    hook_end_ns: int
-    launched_ns: int
-    launches: Ints
-    before: int
 
 
 @dataclass(frozen=True)
@@ -163,57 +122,46 @@ def recorded_buckets(
         raise CannotTell("the sizes of the buckets are unknown", do="export with --include-blobs=true")
     if rows["collective_id"].null_count():
         raise CannotTell("not all buckets could be matched over the ranks", do="capture every rank")
-    place = _Places(context, graph)
+    keys = ["rank", "step_index", "micro_step"]
+    begun = pl.first("place").over(keys)
+    rows = rows.with_row_index("place").sort(begun, "launched_ns", maintain_order=True)
+    found, idle = Places(context, graph).recorded(rows)
+    ahead = {rank: round(float(np.quantile(times, 0.25))) for rank, times in idle.items()}
     made: list[Backward] = []
-    before_hook: dict[int, list[float]] = {}
-    for (rank, step, number), part in rows.group_by("rank", "step_index", "micro_step", maintain_order=True):
-        in_order = part.sort("launched_ns")
-        buckets: list[Recorded] = []
-        since = place.backward_start(int(rank), int(step), int(in_order["launched_ns"].min() or 0))  # type: ignore[arg-type]
-        for row in in_order.iter_rows(named=True):
-            bucket, idle = place.recorded(int(rank), row, since)
-            buckets.append(bucket)
-            if idle is not None:
-                before_hook.setdefault(int(rank), []).append(idle)
-            since = bucket.hook_end_ns
-        made.append(
-            Backward(int(rank), int(step), int(number), int(in_order["collective_id"][0]), tuple(buckets))
-        )
-    ahead = {rank: round(float(np.quantile(idle, 0.25))) for rank, idle in before_hook.items()}
-    made = [_begun_earlier(backward, ahead.get(backward.rank, 0)) for backward in made]
+    for rank, step, micro_step, meeting, count, first in (
+        rows.group_by(keys, maintain_order=True)
+        .agg(pl.first("collective_id"), count=pl.len())
+        .with_columns(first=pl.col("count").cum_sum() - pl.col("count"))
+        .iter_rows()
+    ):
+        own = Backward(rank, step, micro_step, meeting, tuple(found[first : first + count]))
+        made.append(_begun_earlier(own, ahead.get(rank, 0)))
     known = rows["parameters"].is_not_null().all()
-    hooks = {
-        rank: np.median(
-            [
-                b.hook_end_ns - b.hook_start_ns
-                for backward in made
-                if backward.rank == rank
-                for b in backward.buckets
-            ]
-        )
-        for rank in {backward.rank for backward in made}
-    }
-    launches = {
-        rank: np.median(
-            [
-                b.launched_ns - b.hook_start_ns
-                for backward in made
-                if backward.rank == rank
-                for b in backward.buckets
-            ]
-        )
-        for rank in {backward.rank for backward in made}
-    }
+    hooks, launches = _medians_of_rank(made)
     _same_layout(made)
     return Buckets(
         backwards=tuple(made),
         sizes=_sizes(made[0], sizes),
         measured_sizes=sizes is not None,
         annotated=bool((rows["source"] == "annotation").all()),
-        hook_ns={rank: float(value) for rank, value in hooks.items()},
-        launch_ns={rank: float(min(launches[rank], hooks[rank])) for rank in hooks},
+        hook_ns=hooks,
+        launch_ns={rank: min(launches[rank], hooks[rank]) for rank in hooks},
         unknown_parameters=sizes is None and not known,
     )
+
+
+def _medians_of_rank(backwards: Sequence[Backward]) -> tuple[dict[int, float], dict[int, float]]:
+    """Median length of the hooks of each rank, and of their parts up to the end of the launch, ns."""
+    hooks: dict[int, list[int]] = {}
+    launches: dict[int, list[int]] = {}
+    for backward in backwards:
+        for bucket in backward.buckets:
+            hooks.setdefault(backward.rank, []).append(bucket.hook_end_ns - bucket.hook_start_ns)
+            launches.setdefault(backward.rank, []).append(bucket.launched_ns - bucket.hook_start_ns)
+    hook, launch = (
+        {rank: float(np.median(times)) for rank, times in found.items()} for found in (hooks, launches)
+    )
+    return hook, launch
 
 
 def _begun_earlier(backward: Backward, own: int) -> Backward:
@@ -222,148 +170,6 @@ def _begun_earlier(backward: Backward, own: int) -> Backward:
         return backward
     earlier = (replace(bucket, hook_start_ns=bucket.hook_start_ns - own) for bucket in backward.buckets)
     return replace(backward, buckets=tuple(earlier))
-
-
-@dataclass(frozen=True)
-class _Calls:
-    """Calls of one thread, which follow each other.
-
-    Attributes:
-        position: on their rank's line, shape (calls,).
-        start, end: in ns.
-    """
-
-    position: Ints
-    start: Ints
-    end: Ints
-
-    @classmethod
-    def of(cls, lines: HostLines, position: Ints) -> _Calls:
-        return cls(position, lines.start[position], lines.end[position])
-
-    def within(self, start: int, end: int) -> Ints:
-        """Positions of those that lie in ``[start, end]``."""
-        first = np.searchsorted(self.start, start, side="left")
-        last = np.searchsorted(self.end, end, side="right")
-        chosen: Ints = self.position[
-            first : max(first, last)
-        ].copy()  # a view would keep all calls of the thread
-        return chosen
-
-
-@dataclass(frozen=True)
-class _Thread:
-    """The calls of a thread on a rank's line.
-
-    Attributes:
-        calls: all of them.
-        launching: those that launch.
-        usual_gap_ns: median time of the host's between a launch and the call before it.
-    """
-
-    calls: _Calls
-    launching: _Calls
-    usual_gap_ns: float
-
-
-class _Places:
-    """Where on the host's lines buckets were launched."""
-
-    def __init__(self, context: Context, graph: Graph) -> None:
-        assert context.trace.calls is not None
-        self._trace, self._lines = context.trace, graph.lines
-        self._names = context.trace.calls["name"]
-        self._launching = np.zeros(self._lines.start.size, dtype=bool)
-        self._launching[self._lines.launcher[self._lines.launcher >= 0]] = True
-        self._threads: dict[tuple[int, int], _Thread] = {}
-        self._hook_ends = _hook_ends(context)
-        phases = context.attribution.phases.filter(pl.col("phase") == "backward").sort("start_ns")
-        self._backwards = {
-            key: part["start_ns"].to_numpy() for key, part in phases.group_by("process", "step_index")
-        }
-
-    def backward_start(self, rank: int, step: int, before: int) -> int:
-        """Start of the last backward range of the step that begins before an instant; far in the past without one."""
-        starts = self._backwards.get((self._trace.process_of_rank[rank], step), _NONE)
-        found = int(np.searchsorted(starts, before, side="right"))
-        return int(starts[found - 1]) if found else before - 10**12
-
-    def recorded(self, rank: int, row: Mapping[str, Any], since: int) -> tuple[Recorded, float | None]:
-        """A bucket with the host's part in it, and for how long the host idled before its hook, beyond the usual.
-
-        Args:
-            rank: its rank.
-            row: of ``BUCKET``, with ``event``.
-            since: end of the hook before it, or start of the backward.
-
-        Returns:
-            The bucket; idle time in ns, None where the hook itself is recorded.
-
-        Raises:
-            CannotTell: its launch is not in the trace.
-        """
-        lines = self._lines
-        call = int(lines.launcher[row["event"]])
-        if call < 0:
-            raise CannotTell("a bucket has no launch call in the trace", do="capture with --trace=cuda,nvtx")
-        thread, idle = self._thread(rank, call), None
-        end = self._hook_ends.get((self._trace.process_of_rank[rank], row["hook_ns"]))
-        if row["hook_ns"] is not None and end is not None:
-            start = int(row["hook_ns"])
-            inside = thread.calls.within(start, end)
-        else:
-            inside = self._around(thread.calls.position, call)
-            start, end = int(lines.start[inside[0]]), int(lines.end[inside[-1]])
-            ahead = lines.before[inside[0]]
-            idle = max(0.0, start - int(lines.end[ahead]) - thread.usual_gap_ns) if ahead >= 0 else 0.0
-        bucket = Recorded(
-            event=row["event"],
-            bytes=row["bytes"],
-            parameters=row["parameters"] or 1,
-            calls=inside,
-            hook_start_ns=start,
-            hook_end_ns=end,
-            launched_ns=int(lines.end[call]),
-            launches=thread.launching.within(since, start),
-            before=int(lines.before[inside[0] if inside.size else call]),
-        )
-        return bucket, idle
-
-    def _thread(self, rank: int, call: int) -> _Thread:
-        """The thread that made a call of the rank's line."""
-        lines = self._lines
-        key = rank, int(lines.threads_of(np.asarray([call]))[0])
-        if key not in self._threads:
-            mine = np.flatnonzero((lines.rank == rank) & (lines.thread == key[1]))
-            launching = mine[self._launching[mine]]
-            ahead = lines.before[launching]
-            gap = (lines.start[launching] - lines.end[ahead])[ahead >= 0]
-            self._threads[key] = _Thread(
-                _Calls.of(lines, mine),
-                _Calls.of(lines, launching),
-                float(np.median(gap)) if gap.size else 0.0,
-            )
-        return self._threads[key]
-
-    def _around(self, mine: Ints, call: int) -> Ints:
-        """Without annotation: the launch with the queue operations directly around it on its thread."""
-        first = last = int(np.searchsorted(mine, call))
-        while self._prepares(mine, first - 1) and not self._pauses_before(mine, first):
-            first -= 1
-        while self._prepares(mine, last + 1) and not self._pauses_before(mine, last + 1):
-            last += 1
-        chosen: Ints = mine[first : last + 1].copy()
-        return chosen
-
-    def _pauses_before(self, mine: Ints, place: int) -> bool:
-        """Was the host away between a call and the one before? Then the two are not of one hook."""
-        return bool(self._lines.start[mine[place]] - self._lines.end[mine[place - 1]] > _PAUSE_NS)
-
-    def _prepares(self, mine: Ints, place: int) -> bool:
-        if not 0 <= place < mine.size or self._launching[mine[place]]:
-            return False
-        name = self._names[int(self._lines.row[mine[place]])] or ""
-        return any(word in name for word in _QUEUE_CALLS)
 
 
 def _same_layout(backwards: Sequence[Backward]) -> None:
@@ -390,14 +196,6 @@ def _sizes(backward: Backward, given: Sequence[int] | None) -> tuple[int, ...]:
             do="give one size in bytes for each parameter that has a gradient, in ready order",
         )
     return tuple(given)
-
-
-def _hook_ends(context: Context) -> dict[tuple[int, int], int]:
-    ranges = context.trace.ranges.filter(pl.col("text").str.starts_with("nsysddp:bucket="))
-    return {
-        (process, start): end
-        for process, start, end in ranges.select("process", "start_ns", "end_ns").iter_rows()
-    }
 
 
 @dataclass(frozen=True)

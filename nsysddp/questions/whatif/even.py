@@ -266,31 +266,29 @@ def _even_calls(
     assert trace.calls is not None
     nodes = trace.events.height + towards
     event = np.searchsorted(rows, lines.leads_to[towards])
-    rank, group = keyed["rank"].to_numpy()[event], keyed["group"].to_numpy()[event]
+    rank, step, phase, group = (keyed[name].to_numpy()[event] for name in ("rank", "step", "phase", "group"))
     call = trace.calls["name"].gather(lines.row[towards]).to_physical().cast(pl.Int64).to_numpy()
     place = _Groups.of(_code(group, call, rank)).number()
     alike = _Groups.of(_code(group, call, place))
-    matched = alike.of_all(ranks)
+    matched, sizes = alike.of_all(ranks), alike.sizes()
     waits = alike.any(lines.awaited[towards] >= 0)
     duration, gap = draft.duration[nodes], draft.ahead_lag[nodes]
-    calls = keyed.select("rank", "step", "phase")[event].with_columns(
-        call=call, duration=duration, gap=gap, ranks=alike.sizes(), waits=waits, node=nodes
-    )
+    rare = np.flatnonzero(waits | (duration > ODD_NS) | ((gap > ODD_NS) & (sizes < ranks)))
+    columns = {"rank": rank, "step": step, "phase": phase, "call": call, "duration": duration, "gap": gap}
+    columns |= {"ranks": sizes, "waits": waits, "node": nodes}
+    odd = pl.DataFrame({name: column[rare] for name, column in columns.items()})
     even = np.minimum(duration[matched], _medians(duration, matched))
     draft.duration[nodes[matched]] = np.where(waits[matched], duration[matched], even)
     draft.ahead_lag[nodes[matched]] = np.minimum(gap[matched], _medians(gap, matched))
-    paused = _extra_pauses(calls, ranks)
+    paused = _extra_pauses(odd, ranks)
     draft.ahead_lag[paused["node"].to_numpy()] = paused["fair_gap"].to_numpy()
-    lonely = _only_here(calls)
+    lonely = _only_here(odd)
     draft.ahead_lag[lonely] = 0
     draft.take_out(lonely)
-    before = model.program.weights
-    kept = calls.select("rank", "step", "phase", "node").with_columns(
-        had=before.ahead_lag[nodes] + before.duration[nodes],
-        has=draft.ahead_lag[nodes] + draft.duration[nodes],
-    )
-    short = _too_little(kept, ranks)
-    draft.ahead_lag[short["node"].to_numpy()] += short["missing"].to_numpy()
+    of = model.program.weights
+    had, has = (each.ahead_lag[nodes] + each.duration[nodes] for each in (of, draft))
+    shortest, missing = _too_little(step, phase, rank, had, has, ranks)
+    draft.ahead_lag[nodes[shortest]] += missing
 
 
 def _extra_pauses(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
@@ -316,22 +314,33 @@ def _extra_pauses(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
     )
 
 
-def _too_little(calls: pl.DataFrame, ranks: int) -> pl.DataFrame:
-    """The call that lost most of a rank's phase with less host time than the median rank had, and what is missing."""
-    place = ["step", "phase"]
-    keyed = calls.with_columns(key=_code(*calls.select(*place, "rank").cast(pl.Int64).to_numpy().T))
-    totals = keyed.group_by("key").agg(pl.first(*place), pl.col("had").sum(), pl.col("has").sum())
-    fair = pl.col("had").sort().slice((pl.len() - 1) // 2, 1).first().over(place)
-    missing = totals.with_columns(missing=pl.min_horizontal("had", fair) - pl.col("has")).filter(
-        pl.len().over(place) == ranks, pl.col("missing") > ODD_NS
-    )
-    most = (
-        keyed.join(missing, on="key", how="semi")
-        .sort(pl.col("had") - pl.col("has"), "node")
-        .group_by("key", maintain_order=True)
-        .last()
-    )
-    return missing.join(most, on="key").select("node", "missing")
+def _too_little(
+    step: Ints, phase: Ints, rank: Ints, had: Floats, has: Floats, ranks: int
+) -> tuple[Ints, Floats]:
+    """The call that lost most of a rank's phase with less host time than the median rank had, and what is missing.
+
+    Args:
+        step: of each call.
+        phase: of each call.
+        rank: of each call.
+        had: host time of each call with the gap before it, as recorded.
+        has: the same now.
+        ranks: how many there are.
+
+    Returns:
+        Places of such calls, and ns.
+    """
+    own = _Groups.of(_code(step, phase, rank))
+    begin = own.order[own.first]
+    before, now = (np.add.reduceat(time[own.order], own.first) if time.size else time for time in (had, has))
+    phases = _Groups.of(_code(step[begin], phase[begin])).of_all(ranks)
+    missing = np.minimum(before[phases], _medians(before, phases)) - now[phases]
+    short, missing = phases[missing > ODD_NS], missing[missing > ODD_NS]
+    most, lost = np.empty(short.size, dtype=np.int64), had - has
+    for number, group in enumerate(short.tolist()):
+        calls = own.order[own.first[group] : own.first[group] + own.size[group]]
+        most[number] = calls[np.flatnonzero(lost[calls] == lost[calls].max())[-1]]
+    return most, missing
 
 
 def _only_here(calls: pl.DataFrame) -> Ints:

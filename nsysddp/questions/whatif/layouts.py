@@ -16,7 +16,7 @@ from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.rebucket import Buckets, captured_layout, layout_for, rebuild, recorded_buckets
 from nsysddp.questions.whatif.model import LEAST_VARIATION, MISSED_AT_LEAST, Model
 from nsysddp.questions.whatif.request import Ask
-from nsysddp.questions.whatif.scenarios import nothing, why_unchanged
+from nsysddp.questions.whatif.scenarios import communication_of, nothing, why_unchanged
 from nsysddp.questions.whatif.wire import Time, Wire
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nsysddp.dependencies.graph import Graph
 
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
     Layout = Sequence[Sequence[int]]
     _Shares = Mapping[int, float]
 
@@ -242,29 +243,24 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
     The optimizer's kernels of a step, in order, are dealt to the buckets by bytes, the last one always to the last
     bucket; the wait for that, which all had, is left out.
     """
-    trace = model.context.trace
-    computes = trace.events["class"].is_in(["compute", "spin"]).to_numpy()
-    stepping = computes & model.context.attribution.in_phase("optimizer")
-    step = model.context.attribution.step
-    communication = np.zeros(model.program.duration.size, dtype=bool)
-    communication[: trace.events.height] = (trace.events["class"] == "communication").to_numpy()
-    draft = Draft(model.program)
+    program, duration = model.program, model.program.duration
+    optimizers = _optimizers(model)
+    draft, stepping = Draft(program), np.zeros(duration.size, dtype=bool)
     found = False
     for backward in buckets.backwards:
-        first, last = trace.rows_of(backward.rank)
-        rows = first + np.flatnonzero(stepping[first:last] & (step[first:last] == backward.step))
-        if not rows.size or len(backward.buckets) < 2:
+        rows = optimizers.get((backward.rank, backward.step))
+        if rows is None or len(backward.buckets) < 2:
             continue
-        found = True
-        took = np.cumsum(model.program.duration[rows])
-        share = (took - model.program.duration[rows]) / took[-1]
+        found, stepping[rows] = True, True
+        took = np.cumsum(duration[rows])
+        share = (took - duration[rows]) / took[-1]
         size = np.cumsum([bucket.bytes for bucket in backward.buckets])
         place = np.searchsorted(size, share * size[-1], side="right").clip(max=size.size - 1)
         place[-1] = size.size - 1
-        draft.forget_waits(np.isin(draft.waiting, rows) & communication[draft.awaited])
         for fresh in np.flatnonzero(np.diff(place, prepend=-1) > 0).tolist():
             bucket = backward.buckets[place[fresh]]
-            draft.wait(int(rows[fresh]), bucket.event, model.program.latency[replay.WAIT, 0])
+            draft.wait(int(rows[fresh]), bucket.event, program.latency[replay.WAIT, 0])
+    draft.forget_waits(stepping[draft.waiting] & communication_of(model)[draft.awaited])
     if not found:
         return nothing("optimizer_in_backward", "no optimizer range, or one bucket only")
     return model.row(
@@ -272,6 +268,19 @@ def _optimizer_in_backward(model: Model, buckets: Buckets) -> dict[str, object]:
         model.mean(draft.program()),
         reason="the optimizer's kernels are dealt to the buckets by bytes; clipping by a global norm forbids it",
     )
+
+
+def _optimizers(model: Model) -> dict[tuple[int, int], Ints]:
+    """The kernels of the optimizer by rank and step, in order."""
+    events, attribution = model.context.trace.events, model.context.attribution
+    computes = events["class"].is_in(["compute", "spin"]).to_numpy()
+    rows = np.flatnonzero(computes & attribution.in_phase("optimizer"))
+    of = pl.DataFrame({"rank": events["rank"].gather(rows), "step": attribution.step[rows], "row": rows})
+    groups = of.group_by("rank", "step", maintain_order=True).agg("row")
+    return {
+        (rank, step): row.to_numpy()
+        for rank, step, row in zip(groups["rank"], groups["step"], groups["row"], strict=True)
+    }
 
 
 def apart(rows: pl.DataFrame) -> tuple[list[str], list[str], list[str]]:

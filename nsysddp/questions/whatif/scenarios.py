@@ -49,7 +49,7 @@ _UNKNOWN = (
 
 def standard(model: Model, ask: Ask) -> list[dict[str, object]]:
     """The rows of the scenarios that need no argument but factors."""
-    communication = _communication(model)
+    communication = communication_of(model)
     rows = [without_communication(model)]
     if not communication.any():
         return rows
@@ -58,7 +58,7 @@ def standard(model: Model, ask: Ask) -> list[dict[str, object]]:
     return rows
 
 
-def _communication(model: Model) -> Flags:
+def communication_of(model: Model) -> Flags:
     """Which nodes of the program are communication?"""
     found = np.zeros(model.program.duration.size, dtype=bool)
     found[: model.program.events] = (model.context.trace.events["class"] == "communication").to_numpy()
@@ -83,7 +83,7 @@ def nothing(scenario: str, reason: str) -> dict[str, object]:
 
 def without_communication(model: Model) -> dict[str, object]:
     """The row of the step without any communication."""
-    program, slowing, communication = model.program, model.slowing, _communication(model)
+    program, slowing, communication = model.program, model.slowing, communication_of(model)
     if not communication.any():
         return nothing("no_communication", "the trace holds no communication")
 
