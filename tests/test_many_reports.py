@@ -22,12 +22,15 @@ import unlucky
 from builder import Export
 from command import Ran, run
 from polars.testing import assert_frame_equal
+from simulation.export import write
+from simulation.jobs import Job, Planted, simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 from many import reports
 
 from nsysddp.dependencies.graph import build
 from nsysddp.ingest import kept
+from nsysddp.join.events import Events
 from nsysddp.join.load import load
 from nsysddp.model import large
 from nsysddp.model.errors import NotAReport, UsageError
@@ -80,6 +83,132 @@ def test_one_answer_wherever_and_in_whatever_order_reports_are_read(made: Path, 
         [*files, "--scheduler", "local:2", "--cache", cache],
     ):
         assert analyze(*argv).out == right
+
+
+@pytest.fixture
+def in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the reports, they stay apart, in shares of few."""
+    monkeypatch.setattr("nsysddp.execute.place._APART_BYTES", 0)
+    monkeypatch.setattr("nsysddp.join.apart._FEWEST_KERNELS", 1)
+
+
+def whole_and_in_shares(reports: list[Path], *argv: str) -> tuple[Ran, Ran]:
+    """The answer of all events together, and made in shares."""
+    with pytest.MonkeyPatch.context() as apart:
+        apart.setattr("nsysddp.execute.place._APART_BYTES", 1 << 60)
+        whole = analyze(*reports, *argv)
+    return whole, analyze(*reports, *argv)
+
+
+@pytest.mark.usefixtures("in_shares")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--per", "capture"],
+        ["--per", "capture", "--from", "11", "--to", "12"],
+        ["--steps", "1:3"],
+        ["--skip-warmup", "1", "--from", "12"],
+        ["--step-pattern", "nothing is called this"],
+        ["--step-pattern", "(?i)optimizer.*"],
+        ["--steps", "7:"],
+        ["--per", "capture", "--steps", "1:"],
+        ["--from", "1e6"],
+        ["--clock-tolerance", "0.0001"],
+    ],
+    ids=" ".join,
+)
+def test_the_answer_in_shares_is_that_of_all_events_together(made: Path, argv: list[str]) -> None:
+    files = sorted(made.glob("*.sqlite"))
+    whole, apart = whole_and_in_shares(files, *argv)
+    assert (apart.code, apart.out, apart.err) == (whole.code, whole.out, whole.err)
+
+
+@pytest.mark.usefixtures("in_shares")
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("dp", 8, 1, per_host=2, steps=3, planted=Planted("slow_rank", 1.5, rank=5)),
+        Job("hsdp", 8, 4, per_host=2, steps=3, planted=Planted("slow_rank", 1.4, rank=3, phase="backward")),
+        Job("pp", 8, 4, per_host=4, steps=3, micro_batches=4),
+        Job("ep", 8, 4, per_host=2, steps=3),
+    ],
+    ids=lambda job: job.kind,
+)
+def test_jobs_of_every_kind_in_shares(job: Job, tmp_path: Path) -> None:
+    files = write(simulate(job), tmp_path)
+    for argv in ([], ["--per", "capture"]):
+        whole, apart = whole_and_in_shares(files, *argv)
+        assert whole.code == 0, whole.err
+        assert apart.out == whole.out
+
+
+@pytest.mark.usefixtures("in_shares")
+def test_shares_are_the_same_wherever_they_are_made(made: Path, tmp_path: Path) -> None:
+    files = sorted(made.glob("*.sqlite"))
+    shuffled = random.Random(6).sample(files, len(files))
+    right = analyze(*files, "--jobs", "1").out
+    cache = tmp_path / "cache"
+    for argv in (
+        [*shuffled, "--jobs", "2"],
+        [*shuffled, "--jobs", "2", "--cache", cache],
+        [*files, "--cache", cache],
+        [*shuffled, "--scheduler", "local:2"],
+        [*files, "--scheduler", "local:2", "--cache", cache],
+    ):
+        assert analyze(*argv).out == right
+
+
+@pytest.mark.usefixtures("in_shares")
+def test_what_lies_together_grows_with_what_communicates(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frame of all events is made where they stay apart, and no share holds more than it may."""
+    sizes: list[int] = []
+    made_of = Events.frame
+
+    def frame(self: Events) -> pl.DataFrame:
+        found = made_of(self)
+        sizes.append(found.height)
+        return found
+
+    monkeypatch.setattr(Events, "frame", frame)
+    assert analyze(*sorted(made.glob("*.sqlite"))).code == 0
+    joined, *shares = sizes
+    whole = load(made)
+    assert joined == whole.collectives.height
+    assert sum(shares) == whole.events.height
+    assert len(shares) > 1
+    assert max(shares) <= 2 * whole.events.height / len(shares)
+
+
+@pytest.mark.usefixtures("in_shares")
+@pytest.mark.parametrize("where", [["--jobs", "2"], ["--scheduler", "local:2"]], ids=str)
+def test_a_share_that_is_lost_is_missing_and_the_rest_is_joined_anew(
+    run_of_nine: Path, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = analyze(run_of_nine, "--jobs", "1").out
+    monkeypatch.setattr("nsysddp.questions.apart.tell", unlucky.tell)
+    (run_of_nine / "rank0003.sqlite.killed-once").mkdir()
+    (run_of_nine / "rank0006.sqlite.memory-once").mkdir()
+    assert analyze(run_of_nine, *where).out == right
+    (run_of_nine / "rank0005.sqlite.killed-always").mkdir()
+    ran = analyze(run_of_nine, *where)
+    found = document(ran, 8)
+    missing = [one["name"] for one in found["missing"]]
+    assert "rank0005.sqlite" in missing
+    monkeypatch.undo()
+    for name in missing:
+        (run_of_nine / name).write_bytes(b"")
+    assert document(analyze(run_of_nine, "--jobs", "1"), 8)["tables"] == found["tables"]
+
+
+@pytest.mark.usefixtures("in_shares")
+def test_ranks_of_one_gpu_are_not_taken_apart(tmp_path: Path) -> None:
+    files = []
+    for rank in range(2):
+        files.append(tmp_path / f"rank{rank}.sqlite")
+        ranked(rank, size=2, communicator=5, utc_epoch_ns=1_795_972_367_577_878_054).write(files[-1])
+    whole, apart = whole_and_in_shares(files)
+    assert apart.out == whole.out
 
 
 def test_every_frame_is_the_same_from_another_process(made: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsysddp.ingest import reading
 from nsysddp.model.errors import ReportError
+from nsysddp.questions import apart
 
 
 def _once(marker: Path) -> bool:
@@ -31,8 +32,26 @@ def work(task: Path) -> str:
     return name
 
 
-def make(task: reading.Task) -> Path | bytes | ReportError:
-    """``reading.make``, in a process that dies or lacks memory if a file beside the report says so."""
-    for said in sorted(task.path.parent.glob(f"{task.path.name}.*")):
+def suffer(report: Path) -> None:
+    """Die or lack memory if a file beside the report says so."""
+    for said in sorted(report.parent.glob(f"{report.name}.*")):
         work(said.parent / f"{said.suffix[1:]}-{said.name}")
+
+
+def make(task: reading.Task) -> Path | bytes | ReportError:
+    """``reading.make``, with bad luck."""
+    suffer(task.path)
     return reading.make(task)
+
+
+def make_apart(task: reading.Task) -> reading.Source | ReportError:
+    """``reading.make_apart``, with bad luck."""
+    suffer(task.path)
+    return reading.make_apart(task)
+
+
+def tell(task: apart.Task) -> apart.Told:
+    """``apart.tell``, with bad luck."""
+    for source in task.share.sources:
+        suffer(source.task.path)
+    return apart.tell(task)

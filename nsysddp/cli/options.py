@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from nsysddp.model.units import ns_from_ms, ns_from_us
 
 if TYPE_CHECKING:
     from nsysddp.model.trace import Trace
+    from nsysddp.questions.context import Context
+    from nsysddp.questions.question import Question
     from nsysddp.questions.steps import Selection
 
 _LONGEST_MS = 1e12
@@ -63,33 +66,65 @@ class Request:
         metrics: bool = False,
     ) -> Trace:
         """Read the reports, with progress on a terminal; what to read as in ``ingest.load.load``."""
-        from nsysddp.cli.progress import shown
         from nsysddp.join.load import load
+
+        with self._how() as how:
+            trace = load(
+                self.reports,
+                **how,
+                launches=self.per == "step" if launches is None else launches,
+                host_calls=host_calls,
+                shapes=shapes,
+                metrics=metrics,
+            )
+        self.note_missing(trace)
+        return trace
+
+    @contextmanager
+    def context(self, asked: Question, selection: Selection) -> Iterator[Context]:
+        """What a question is asked of; a run stays in shares where its answer is made of ranks apart."""
+        # A question that can do without launches needs them for steps only.
+        reads = dict.fromkeys(asked.reads, True) or {"launches": self.per == "step"}
+        if not asked.rankwise:
+            from nsysddp.questions.context import context_of
+
+            yield context_of(self.load(**reads), selection)
+            return
+        from nsysddp.join.apart import load_apart
+        from nsysddp.questions.apart import context_of_run
+
+        with self._how() as how, load_apart(self.reports, **how, **reads) as run:
+            context = context_of_run(run, selection)
+            self.note_missing(context.trace)
+            yield context
+
+    @staticmethod
+    def note_missing(trace: Trace) -> None:
+        """Remember for the exit code that reports are missing."""
+        if trace.missing:
+            click.get_current_context().meta[INCOMPLETE] = True
+
+    @contextmanager
+    def _how(self) -> Iterator[dict[str, Any]]:
+        """Arguments of ``load``, with progress on a terminal meanwhile."""
+        from nsysddp.cli.progress import shown
 
         if not self.clock_tolerance_us < _LONGEST_MS:
             raise UsageError(
                 f"--clock-tolerance {self.clock_tolerance_us:g} is no time", do="give microseconds"
             )
         with shown() as progress:
-            trace = load(
-                self.reports,
-                rules=self.rules,
-                step_pattern=self.step_pattern,
-                phase_patterns=self.phase_patterns,
-                clock_tolerance_ns=ns_from_us(self.clock_tolerance_us),
-                progress=progress,
-                launches=self.per == "step" if launches is None else launches,
-                host_calls=host_calls,
-                shapes=shapes,
-                metrics=metrics,
-                jobs=self.jobs,
-                scheduler=self.scheduler,
-                cache=self.cache,
-                strict=self.strict,
-            )
-        if trace.missing:
-            click.get_current_context().meta[INCOMPLETE] = True
-        return trace
+            yield {
+                "rules": self.rules,
+                "step_pattern": self.step_pattern,
+                "phase_patterns": self.phase_patterns,
+                "clock_tolerance_ns": ns_from_us(self.clock_tolerance_us),
+                "progress": progress,
+                "jobs": self.jobs,
+                "scheduler": self.scheduler,
+                "cache": self.cache,
+                "strict": self.strict,
+            }
 
     def selection(self) -> Selection:
         """The part of the run that is asked for."""

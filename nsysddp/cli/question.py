@@ -56,7 +56,6 @@ def question_command(name: str) -> click.Command:
     asked = question(name)
 
     def run(request: Request, outputs: Outputs, picture: Path | None = None, **given: Any) -> None:
-        from nsysddp.questions.context import context_of
         from nsysddp.render import document
         from nsysddp.render.files import check_file
         from nsysddp.render.timeline import kind_of, save
@@ -68,8 +67,8 @@ def question_command(name: str) -> click.Command:
         selection = request.selection()
         asked.check(selection)
         options = {option.name: _value(option, given[option.name]) for option in asked.options}
-        trace = request.load(**_reads(asked, request))
-        result = asked.answer(context_of(trace, selection), **options)
+        with request.context(asked, selection) as context:
+            result = asked.answer(context, **options)
         if picture is not None:
             save(_found(_PICTURES[name][0])(result), picture, force=outputs.force)
             say(f"wrote {picture}")
@@ -108,11 +107,6 @@ def _schema(asked: Question) -> dict[str, Any]:
     from nsysddp.render.document import json_schema
 
     return json_schema(asked)
-
-
-def _reads(asked: Question, request: Request) -> dict[str, bool]:
-    """What ``load`` must read; a question that can do without launches needs them for steps only."""
-    return dict.fromkeys(asked.reads, True) or {"launches": request.per == "step"}
 
 
 def _click_option(one: Option) -> Callable[[Any], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +40,17 @@ class Cluster:
                 "--scheduler needs dask.distributed", do="pip install 'nsysddp[cluster]'"
             ) from None
         self.address = address
+        self._kept: ExitStack | None = None
+        self._connected: Client | None = None
+
+    def __enter__(self) -> Cluster:
+        self._kept = ExitStack()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = self._connected = None
 
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
         """As of ``Executor``; dask tries again what was lost with a worker, and what it blames then runs alone."""
@@ -49,7 +60,9 @@ class Cluster:
             results[number] = result
             done(tasks[number])
 
-        with self._client() as client:
+        with ExitStack() as alone:
+            client = self._connected or (self._kept or alone).enter_context(self._client())
+            self._connected = client if self._kept else None
             for number, _ in _run(client, work, tasks, range(len(tasks)), keep):
                 for _, reason in _run(client, work, tasks, [number], keep):
                     keep(number, Lost(reason))

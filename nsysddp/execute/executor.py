@@ -45,7 +45,13 @@ NO_MEMORY = "the process that worked on it had not enough memory, alone too"
 
 
 class Executor(Protocol):
-    """Where work is done."""
+    """Where work is done; as a context, what does it (processes, a cluster) is kept from map to map."""
+
+    def __enter__(self) -> Executor:
+        """From now on it is kept."""
+
+    def __exit__(self, *raised: object) -> None:
+        """It ends."""
 
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
         """The result of ``work`` for each task, in their order.
@@ -60,6 +66,12 @@ class Executor(Protocol):
 class InProcess:
     """Here, one task after the other."""
 
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
         """As of ``Executor``; a lack of memory is raised, for the tasks to come would lack it too."""
         results: list[T | Lost] = []
@@ -70,7 +82,7 @@ class InProcess:
 
 
 class Processes:
-    """Processes of this machine, begun anew (``spawn``) for each map.
+    """Processes of this machine, begun anew (``spawn``).
 
     Args:
         jobs: how many.
@@ -78,6 +90,18 @@ class Processes:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        self._is_kept = False
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Processes:
+        self._is_kept = True
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_kept = False
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
         """As of ``Executor``."""
@@ -89,10 +113,10 @@ class Processes:
 
         todo, failed = deque(range(len(tasks))), []
         while todo:
-            failed += _run(work, tasks, todo, min(self.jobs, len(todo)), keep)
+            failed += self._run(work, tasks, todo, IN_FLIGHT * self.jobs, keep)
         for number, reason in failed:
             for _ in range(_ALONE):
-                again = _run(work, tasks, deque([number]), 1, keep)
+                again = self._run(work, tasks, deque([number]), 1, keep)
                 if not again:
                     break
                 reason = again[0][1]
@@ -100,26 +124,27 @@ class Processes:
                 keep(number, Lost(reason))
         return [results[number] for number in range(len(tasks))]
 
+    def _run(
+        self,
+        work: Callable[[S], T],
+        tasks: Sequence[S],
+        todo: deque[int],
+        at_once: int,
+        keep: Callable[[int, T], None],
+    ) -> list[tuple[int, str]]:
+        """Work on tasks until there are none or a process dies.
 
-def _run(
-    work: Callable[[S], T],
-    tasks: Sequence[S],
-    todo: deque[int],
-    jobs: int,
-    keep: Callable[[int, T], None],
-) -> list[tuple[int, str]]:
-    """Work on tasks until there are none or a process dies.
-
-    Returns:
-        Numbers of tasks that were in flight when a process died, and of those that lacked memory, each with the reason.
-    """
-    failed: list[tuple[int, str]] = []
-    running: dict[Future[T], int] = {}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_begin) as pool:
+        Returns:
+            Numbers of tasks that were in flight when a process died, and of those that lacked memory, with the reason.
+        """
+        failed: list[tuple[int, str]] = []
+        running: dict[Future[T], int] = {}
+        spawn = multiprocessing.get_context("spawn")
+        pool = self._pool or ProcessPoolExecutor(self.jobs, mp_context=spawn, initializer=_begin)
+        self._pool = None
         try:
             while todo or running:
-                while todo and len(running) < IN_FLIGHT * jobs:
+                while todo and len(running) < at_once:
                     running[pool.submit(work, tasks[todo[0]])] = todo[0]
                     todo.popleft()
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -132,11 +157,16 @@ def _run(
                         keep(running[future], result)
                     del running[future]
         except BrokenProcessPool:
-            failed += [(number, KILLED) for number in running.values()]
+            pool.shutdown()
+            return failed + [(number, KILLED) for number in running.values()]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return failed
+        if self._is_kept:
+            self._pool = pool
+        else:
+            pool.shutdown()
+        return failed
 
 
 def _begin() -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _MANY_FILES, _MANY_BYTES = 32, 256 << 20
 """Fewer files than this, with fewer bytes than that, are read faster than processes begin."""
 
+_APART_BYTES = 64 << 20
+"""Several files of more bytes than this are not held together in one process."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -44,6 +47,11 @@ class Place:
                 raise UsageError("--jobs and --scheduler name two places", do="leave one out")
             return cls(scheduler=scheduler)
         return cls(min(jobs or _suiting(files), max(len(files), 1)))
+
+    @staticmethod
+    def is_much(files: Sequence[Path]) -> bool:
+        """Are the files so much that what is read of them stays apart, where the question allows it?"""
+        return len(files) > 1 and sum(map(_bytes, files)) >= _APART_BYTES
 
     @property
     def is_here(self) -> bool:

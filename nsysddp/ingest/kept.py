@@ -149,6 +149,7 @@ def decoded(content: pa.Buffer, path: Path) -> Part:
             ends=events["ends"],
             spans=[(first, last) for first, last in events["spans"]],
             names=[(group, text) for group, text in events["names"]],
+            kernels=events["kernels"],
         ),
         launches=host.Launches(**launches) if launches else None,
         sought=_columns(tables["sought"])["row"] if "sought" in tables else None,
@@ -225,7 +226,7 @@ def _facts(part: Part) -> dict[str, Any]:
             "gpu_of": [(*key, gpu) for key, gpu in about.gpu_of.items()],
             "gpus": [(gpu, *told) for gpu, told in about.gpus.items()],
         },
-        "events": {name: getattr(events, name) for name in ("lanes", "ends", "spans", "names")},
+        "events": {name: getattr(events, name) for name in ("lanes", "ends", "spans", "names", "kernels")},
         "families": part.families,
         "notes": part.notes,
     }

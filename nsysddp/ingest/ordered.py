@@ -27,6 +27,7 @@ class Ordered:
         ends: one past the last row of each lane.
         spans: first start and last end of each lane, in ns.
         names: (group, text) of each distinct name, in order; group is kernel, memory or graph.
+        kernels: how many events of each lane are kernels.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -34,6 +35,7 @@ class Ordered:
     ends: list[int]
     spans: list[tuple[int, int]]
     names: list[tuple[str, str]]
+    kernels: list[int]
 
     def rows_of(self, process: int, device: int) -> slice:
         """The rows of one lane."""
@@ -96,4 +98,6 @@ def ordered(events: GpuEvents, *, keep_rows: bool) -> tuple[Ordered, NDArray[np.
         columns["bytes"][here][sized] = events.bytes_of(rows[sized])
     kept = np.concatenate(rows_in) if keep_rows else np.empty(0, dtype=np.int64)
     lanes, spans = ([some[lane] for lane in order] for some in (events.lanes, events.spans))
-    return Ordered(columns, lanes, ends, spans, names), kept
+    is_kernel = np.array([group == "kernel" for group, _ in names], dtype=bool)
+    counts = [int(np.count_nonzero(is_kernel[columns["name"][here]])) for here in slices]
+    return Ordered(columns, lanes, ends, spans, names, counts), kept

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.ingest import facts, gpu, host, nvtx, sql
+from nsysddp.ingest.brief import may_communicate
 from nsysddp.ingest.columns import Codes
 from nsysddp.ingest.hashing import Hashing
 from nsysddp.ingest.inspect import exported, shifted_times
@@ -27,7 +28,6 @@ from nsysddp.ingest.shapes import read_shapes
 from nsysddp.model.classify import Rules
 from nsysddp.model.errors import NoGpuEvents, ReportError, UnsupportedSchema, UsageError
 from nsysddp.model.markers import ASKED_PHASES
-from nsysddp.model.schema import P2P_COPY
 from nsysddp.model.trace import Input
 from nsysddp.model.warnings import Warning
 
@@ -299,7 +299,7 @@ def _read_launches(
     if not wanted.launches:
         if part.operations is None or not part.operations.height:
             return
-        part.sought = np.flatnonzero(_may_communicate(events.names, wanted.rules)[events.columns["name"]])
+        part.sought = np.flatnonzero(may_communicate(events.names, wanted.rules)[events.columns["name"]])
     correlation = events.columns["correlation"]
     correlation = correlation if part.sought is None else correlation[part.sought]
     bounds = np.array([0, *events.ends])
@@ -327,18 +327,6 @@ def _read_launches(
         ("impossible_call_times", dropped, "API calls with impossible times were left out"),
         ("calls_without_thread", nobodys, _threadless("API calls", RUNTIME)),
     ]
-
-
-def _may_communicate(names: list[tuple[str, str]], rules: Rules) -> np.ndarray:
-    """Of each name: do launches tell which NCCL operation its events carry?"""
-    verdict = {"kernel": rules.kernel, "memory": rules.memory}
-    return np.array(
-        [
-            text == P2P_COPY or (group in verdict and verdict[group](text).class_ == "communication")
-            for group, text in names
-        ],
-        dtype=bool,
-    )
 
 
 def _threadless(what: str, table: str) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import nsysddp
 from nsysddp.ingest import kept
+from nsysddp.ingest.brief import brief
 from nsysddp.ingest.hashing import sha256_of
 from nsysddp.ingest.part import Part, Progress, Wanted, read_part
 from nsysddp.ingest.report import open_report
@@ -57,25 +58,71 @@ def make(task: Task) -> Path | bytes | ReportError:
     Raises:
         UsageError: another version of this program asks, or the cache cannot be written.
     """
+    try:
+        made = _made(task)
+        return made if isinstance(made, Path) else _bytes_of(made)
+    except ReportError as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a part is to be had that stays where it is.
+
+    Attributes:
+        task: that made it.
+        file: where it lies; None: nowhere, so that its report is read again.
+        brief: what the join needs of it (``ingest.brief``), as the bytes of a part.
+    """
+
+    task: Task
+    file: Path | None
+    brief: bytes
+
+    def part(self) -> Part:
+        """The part.
+
+        Raises:
+            ReportError: its report has to be read again and cannot be.
+        """
+        return (
+            read(self.task.path, self.task.wanted) if self.file is None else taken(self.file, self.task.path)
+        )
+
+
+def make_apart(task: Task) -> Source | ReportError:
+    """As ``make``; of the part only what the join needs is handed over."""
+    try:
+        made = _made(task)
+    except ReportError as error:
+        return error
+    file = made if isinstance(made, Path) else None
+    part = taken(made, task.path) if isinstance(made, Path) else made
+    return Source(task, file, _bytes_of(brief(part, task.wanted.rules)))
+
+
+def _made(task: Task) -> Path | Part:
+    """The part, or its file if there is a place for it."""
     if task.version != nsysddp.__version__:
         raise UsageError(
             f"a worker has nsysddp {nsysddp.__version__}, and this is {task.version}",
             do="install the same version for the workers",
         )
-    try:
-        if task.cache is not None:
-            return _from_cache(task, task.cache)
-        part = read(task.path, task.wanted)
-        if task.work is not None:
-            file = task.work / f"{task.number}.part"
-            with file.open("w+b") as stream:
-                kept.write(part, stream)
-            return file
-        sent = io.BytesIO()
-        kept.write(part, sent)
-        return sent.getvalue()
-    except ReportError as error:
-        return error
+    if task.cache is not None:
+        return _from_cache(task, task.cache)
+    part = read(task.path, task.wanted)
+    if task.work is None:
+        return part
+    file = task.work / f"{task.number}.part"
+    with file.open("w+b") as stream:
+        kept.write(part, stream)
+    return file
+
+
+def _bytes_of(part: Part) -> bytes:
+    stream = io.BytesIO()
+    kept.write(part, stream)
+    return stream.getvalue()
 
 
 def _from_cache(task: Task, cache: Path) -> Path:

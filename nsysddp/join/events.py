@@ -15,7 +15,7 @@ from nsysddp.ingest.columns import NONE, shared
 from nsysddp.ingest.part import Notes, Part
 from nsysddp.join.drift import Line
 from nsysddp.join.identity import Lane
-from nsysddp.join.ranks import Ranks, rows_of
+from nsysddp.join.ranks import Lanes, rows_of
 from nsysddp.model import large, schema
 from nsysddp.model.classify import UNCLASSIFIED, Rules, looks_collective
 from nsysddp.model.trace import in_parallel
@@ -49,7 +49,7 @@ class Events:
     def __init__(
         self,
         parts: Sequence[Part],
-        ranks: Ranks,
+        ranks: Lanes,
         rules: Rules,
         notes: Notes,
     ) -> None:
@@ -180,6 +180,7 @@ class Events:
         for number, line in line_of_rank.items():
             if line != Line():
                 here = slice(*rows_of(self.rank, number))
+                calls.start, calls.end = _writable(calls.start), _writable(calls.end)
                 calls.start[here] += line.at(calls.start[here])
                 calls.end[here] += line.at(calls.end[here])
         known = None if calls.known.all() else calls.known

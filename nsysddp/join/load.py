@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -90,6 +92,63 @@ def load(
         ReportError: an input cannot be read; NoGpuEvents: there is nothing to analyse; RankConflict: two inputs claim
         one rank; UsageError: a pattern or rule file is malformed.
     """
+    asked = asked_for(
+        *reports,
+        rules=rules,
+        step_pattern=step_pattern,
+        phase_patterns=phase_patterns,
+        clock_tolerance_ns=clock_tolerance_ns,
+        launches=launches,
+        host_calls=host_calls,
+        shapes=shapes,
+        metrics=metrics,
+        nsys=nsys,
+        jobs=jobs,
+        scheduler=scheduler,
+        cache=cache,
+        strict=strict,
+        progress=progress,
+    )
+    return load_together(asked)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be loaded, and how; all but ``paths`` as of ``load``.
+
+    Attributes:
+        paths: the reports, in order.
+        wanted: what is to be read of each.
+        place: where they are read.
+    """
+
+    paths: Sequence[Path]
+    wanted: Wanted
+    place: Place
+    cache: Path | None
+    strict: bool
+    progress: Progress | None
+    clock_tolerance_ns: int
+
+
+def asked_for(
+    *reports: str | Path | Sequence[str | Path],
+    rules: str | Path | Rules | None = None,
+    step_pattern: str = DEFAULT_STEP_PATTERN,
+    phase_patterns: Mapping[str, str] | None = None,
+    clock_tolerance_ns: int = DEFAULT_TOLERANCE_NS,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    cache: str | Path | None = None,
+    strict: bool = True,
+    progress: Progress | None = None,
+    **wanted: Any,
+) -> Asked:
+    """What the arguments of ``load`` ask for.
+
+    Raises:
+        UsageError: no report is given, or a pattern or rule file is malformed.
+    """
     given = [
         Path(path) for group in reports for path in (group if not isinstance(group, (str, Path)) else [group])
     ]
@@ -97,28 +156,43 @@ def load(
     if not paths:
         raise UsageError("no report given")
     usual = step_pattern == DEFAULT_STEP_PATTERN
-    wanted = Wanted(
+    read = Wanted(
         rules=rules if isinstance(rules, Rules) else load_rules(rules),
         steps=(step_pattern, *(WELL_KNOWN_STEP_PATTERNS if usual else ())),
         phases={**DEFAULT_PHASE_PATTERNS, **(phase_patterns or {})},
-        launches=launches,
-        host_calls=host_calls,
-        shapes=shapes,
-        metrics=metrics,
-        nsys=nsys,
+        **wanted,
     )
-    wanted.check()
+    read.check()
     where = Place.of(jobs, scheduler, paths)
+    return Asked(paths, read, where, Path(cache) if cache else None, strict, progress, clock_tolerance_ns)
+
+
+def load_together(asked: Asked) -> Trace:
+    """As ``load``."""
     parts, missing = read_all(
-        paths, wanted, where, cache=Path(cache) if cache else None, strict=strict, progress=progress
+        asked.paths,
+        asked.wanted,
+        asked.place,
+        cache=asked.cache,
+        strict=asked.strict,
+        progress=asked.progress,
     )
-    put_on_axis(parts)
-    return _Run(parts, missing, wanted, Notes(), clock_tolerance_ns).trace()
+    return Run(parts, missing, asked.wanted, Notes(), asked.clock_tolerance_ns).trace
 
 
 @dataclass
-class _Run:
-    """Everything read, on its way to a Trace."""
+class Run:
+    """Everything read, or of every report what communicates, on its way to a Trace.
+
+    Attributes:
+        parts: the reports; they hand over their columns.
+        missing: reports that could not be read.
+        wanted: what was to be read.
+        notes: where what had to be left out or inferred is kept.
+        tolerance: clock residual above which wait and transfer are not told, ns.
+        ranks: the ranks; once the trace is made.
+        line_of_rank: the correction of the clock of each rank; once the trace is made.
+    """
 
     parts: list[Part]
     missing: tuple[Missing, ...]
@@ -126,7 +200,10 @@ class _Run:
     notes: Notes
     tolerance: int
 
+    @cached_property
     def trace(self) -> Trace:
+        """The run."""
+        put_on_axis(self.parts)
         for part in self.parts:
             for note in part.notes:
                 self.notes.warn(*note)
@@ -138,14 +215,14 @@ class _Run:
         named = Names(self.parts, self.notes)
         step_pattern = named.step_pattern(self.wanted.steps[0])
         ranges, operations = ranges_and_operations(self.parts)
-        ranks = Ranks(self.parts, ranges, self.notes, len(self.missing))
+        self.ranks = ranks = Ranks(self.parts, ranges, self.notes, len(self.missing))
         refuse_several_runs(self.parts, operations, ranks.world_sizes)
         events = Events(self.parts, ranks, self.wanted.rules, self.notes)
         events.count_copies_of_nccl(operations)
         matched = self._match(events, operations, ranks)
         offsets = self._align(matched.kernels)
         collectives = self._matched(matched, offsets)
-        line_of_rank = {
+        self.line_of_rank = line_of_rank = {
             int(lane.rank or 0): offsets[self.parts[lane.report].clock].line for lane in ranks.lanes
         }
         events.move(line_of_rank)
@@ -156,7 +233,7 @@ class _Run:
         def table(name: str, form: schema.Table) -> pl.DataFrame | None:
             return host_table(self.parts, name, form, offsets) if self.wanted.host_calls else None
 
-        of_ranks = ranks.table(frame, events.names, offsets)
+        of_ranks = ranks.table(offsets)
         self._say_cut_short(of_ranks, collectives)
         made = Trace(
             ranks=of_ranks,

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from nsysddp.execute import Place
-from nsysddp.execute.executor import Lost
+from nsysddp.execute.executor import Executor, Lost
 from nsysddp.ingest.part import Part, Progress, Wanted
-from nsysddp.ingest.reading import Task, make, read, taken
+from nsysddp.ingest.reading import Source, Task, make, make_apart, read, taken
 from nsysddp.join.identity import rank_in_name
 from nsysddp.model.errors import RankConflict, ReportError
 from nsysddp.model.names import natural, visible
 from nsysddp.model.scratch import scratch_folder
 from nsysddp.model.trace import Missing
+
+T = TypeVar("T")
 
 
 def read_all(
@@ -42,14 +45,43 @@ def read_all(
     refuse_duplicates(paths)
     done = _Done(progress, len(paths))
     if place.is_here and cache is None:
-        found = _read_here(paths, wanted, done, strict=strict or len(paths) == 1)
-    else:
-        found = _read_there(paths, wanted, place, cache, done)
-    parts = [part for part in found if isinstance(part, Part)]
+        return sorted_out(paths, _read_here(paths, wanted, done, strict=strict or len(paths) == 1), strict)
+    with ExitStack() as stack:
+        # A scheduler's workers need not see this machine's folders: without a cache that all see, parts are sent.
+        work = None if cache or place.scheduler else stack.enter_context(scratch_folder())
+        made = place.executor().map(make, _tasks(paths, wanted, work, cache), done)
+        return sorted_out(paths, [_part(one, path) for one, path in zip(made, paths, strict=True)], strict)
+
+
+def read_apart(
+    paths: Sequence[Path],
+    wanted: Wanted,
+    executor: Executor,
+    work: Path | None,
+    *,
+    cache: Path | None,
+    strict: bool,
+    progress: Progress | None,
+) -> tuple[list[Source], tuple[Missing, ...]]:
+    """As ``read_all``, but the parts stay where they are made: in ``work``, the cache, or nowhere, to be read again."""
+    refuse_duplicates(paths)
+    made = executor.map(make_apart, _tasks(paths, wanted, work, cache), _Done(progress, len(paths)))
+    found = [lost(one, path) if isinstance(one, Lost) else one for one, path in zip(made, paths, strict=True)]
+    return sorted_out(paths, found, strict)
+
+
+def sorted_out(
+    paths: Sequence[Path], found: Sequence[T | ReportError], strict: bool
+) -> tuple[list[T], tuple[Missing, ...]]:
+    """What was found of the reports, and which are missing.
+
+    Raises:
+        ReportError: all are, or with ``strict`` any.
+    """
     failed = [(path, one) for path, one in zip(paths, found, strict=True) if isinstance(one, ReportError)]
-    if failed and (strict or not parts):
+    if failed and (strict or len(failed) == len(found)):
         raise failed[0][1]
-    return parts, tuple(
+    return [one for one in found if not isinstance(one, ReportError)], tuple(
         Missing(visible(path.name), rank_in_name(path.name), error.what) for path, error in failed
     )
 
@@ -108,24 +140,19 @@ def _read_here(
     return found
 
 
-def _read_there(
-    paths: Sequence[Path], wanted: Wanted, place: Place, cache: Path | None, done: _Done
-) -> list[Part | ReportError]:
-    with ExitStack() as stack:
-        # A scheduler's workers need not see this machine's folders: without a cache that all see, parts are sent.
-        work = None if cache or place.scheduler else stack.enter_context(scratch_folder())
-        tasks = [
-            Task(number, path.absolute(), wanted, work, cache and cache.absolute())
-            for number, path in enumerate(paths)
-        ]
-        made = place.executor().map(make, tasks, done)
-        return [_part(one, path) for one, path in zip(made, paths, strict=True)]
+def _tasks(paths: Sequence[Path], wanted: Wanted, work: Path | None, cache: Path | None) -> list[Task]:
+    return [
+        Task(number, path.absolute(), wanted, work, cache and cache.absolute())
+        for number, path in enumerate(paths)
+    ]
 
 
 def _part(made: Path | bytes | ReportError | Lost, path: Path) -> Part | ReportError:
     if isinstance(made, Lost):
-        return ReportError(made.reason, file=path, do=_RETRY)
+        return lost(made, path)
     return made if isinstance(made, ReportError) else taken(made, path)
 
 
-_RETRY = "read it with fewer --jobs, or where there is more memory"
+def lost(made: Lost, path: Path) -> ReportError:
+    """What is said of a report whose worker was lost."""
+    return ReportError(made.reason, file=path, do="read it with fewer --jobs, or where there is more memory")

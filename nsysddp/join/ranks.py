@@ -74,29 +74,15 @@ def rows_of(rank: NDArray[np.integer[Any]], number: int) -> tuple[int, int]:
     return int(first), int(last)
 
 
-class Ranks:
-    """The ranks of a run.
+class Lanes:
+    """Ranks, and where their events come from.
 
     Args:
-        parts: the reports, put on one axis.
-        ranges: ``schema.RANGES`` of all reports, with the marks by which ranks name themselves.
-        notes: where what was inferred or contradicts itself is kept.
-        missing: how many reports of the run could not be read.
-
-    Attributes:
         lanes: the ranks in order, each a (process, device).
-        hosts: alias of each report's host.
-        silent: report and pid of processes that launched work of which their report holds no GPU event.
     """
 
-    def __init__(self, parts: Sequence[Part], ranges: pl.DataFrame, notes: Notes, missing: int = 0) -> None:
-        self.parts = parts
-        self.notes = notes
-        self.missing = missing
-        self.hosts = host_aliases([part.about.host for part in parts])
-        self._found = _lanes(parts, self.hosts)
-        self.lanes = self._ranked(ranges)
-        self.silent = self._without_gpu_events()
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = lanes
 
     @cached_property
     def process_of_rank(self) -> dict[int, int]:
@@ -110,6 +96,30 @@ class Ranks:
     def process_of(self, rank: NDArray[Any]) -> NDArray[np.int64]:
         """Row of ``processes`` of each rank number."""
         return np.array([lane.process for lane in self.lanes], dtype=np.int64)[self.lane_of(rank)]
+
+
+class Ranks(Lanes):
+    """The ranks of a run.
+
+    Args:
+        parts: the reports, put on one axis.
+        ranges: ``schema.RANGES`` of all reports, with the marks by which ranks name themselves.
+        notes: where what was inferred or contradicts itself is kept.
+        missing: how many reports of the run could not be read.
+
+    Attributes:
+        hosts: alias of each report's host.
+        silent: report and pid of processes that launched work of which their report holds no GPU event.
+    """
+
+    def __init__(self, parts: Sequence[Part], ranges: pl.DataFrame, notes: Notes, missing: int = 0) -> None:
+        self.parts = parts
+        self.notes = notes
+        self.missing = missing
+        self.hosts = host_aliases([part.about.host for part in parts])
+        self._found = _lanes(parts, self.hosts)
+        super().__init__(self._ranked(ranges))
+        self.silent = self._without_gpu_events()
 
     def clock_of(self, rank: NDArray[Any]) -> NDArray[np.int64]:
         """Clock of each rank number."""
@@ -224,19 +234,12 @@ class Ranks:
                 )
         return schema.PROCESSES.frame(rows)
 
-    def table(
-        self,
-        events: pl.DataFrame,
-        names: pl.DataFrame,
-        offsets: Mapping[int, clocks.Clock],
-    ) -> pl.DataFrame:
-        """``schema.RANK``, with the events on the aligned axis and the offset of every clock."""
-        is_kernel = names["group"].eq("kernel").to_numpy()
-        rank, code = events["rank"].to_numpy(), events["name"].to_numpy()
-        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    def table(self, offsets: Mapping[int, clocks.Clock]) -> pl.DataFrame:
+        """``schema.RANK``, with spans on the aligned axis and the offset of every clock."""
         rows = []
         for lane in self.lanes:
-            first, last = rows_of(rank, lane.rank or 0)
+            events = self.parts[lane.report].events
+            place = events.lanes.index((lane.process - self.parts[lane.report].first_process, lane.device))
             listed = self.parts[lane.report].about.gpus
             mapping = self.parts[lane.report].about.gpu_of
             physical = mapping.get((lane.pid, lane.device)) if lane.pid is not None else None
@@ -245,6 +248,8 @@ class Ranks:
             known = listed.get(physical) if physical is not None else None
             name, uuid, _ = known or (only_model, None, "")
             clock = offsets[self.parts[lane.report].clock]
+            span = np.array([lane.first_ns, lane.last_ns])
+            first, last = (span + clock.line.at(span)).tolist()
             rows.append(
                 {
                     "rank": lane.rank,
@@ -260,9 +265,9 @@ class Ranks:
                     "clock_drift_ppm": clock.line.rate * 1e6,
                     "clock_residual_ns": clock.residual_ns,
                     "clock_method": clock.method,
-                    "kernels": int(np.count_nonzero(is_kernel[code[first:last]])),
-                    "first_ns": int(start[first]),
-                    "last_ns": int(end[first:last].max()),
+                    "kernels": events.kernels[place],
+                    "first_ns": first,
+                    "last_ns": last,
                 }
             )
         return schema.RANK.frame(rows)

@@ -58,39 +58,39 @@ ANALYSES: tuple[Analysis, ...] = (
         phases.PHASE,
         "What did forward, backward and optimizer launch, and when did it run?",
         "NVTX phase ranges and launches",
-        lambda c, _: phases.phase_table(c.trace, c.attribution, c.windows),
+        lambda c, _: c.of_ranks("phase"),
     ),
     Analysis(
         collectives.COLLECTIVE,
         "How much of each collective is wait, how much transfer, at which bandwidth?",
         "several ranks; payloads for sizes",
-        lambda c, _: collectives.collective_table(c.trace, c.timed, c.attribution, c.windows, c.selection),
+        lambda c, _: c.of_ranks("collective"),
     ),
     Analysis(
         kernels.KERNEL_CLASS,
         "Which kernels ran, and as what do they count?",
         "GPU events",
-        lambda c, _: kernels.kernel_class_table(c.trace, c.keep),
+        lambda c, _: c.of_ranks("kernel_class"),
     ),
     Analysis(
         kernels.MEMORY,
         "Which copies and memsets ran, and how much of them alone?",
         "GPU events",
-        lambda c, _: kernels.memory_table(c.trace, c.attribution, c.keep),
+        lambda c, _: c.of_ranks("memory"),
     ),
     Analysis(
         collectives.STRAGGLER,
         "Which rank arrived last, and what did that cost the others?",
         "matched collectives",
         lambda c, tables: collectives.straggler_table(
-            tables["collective"], own_time.phases_behind(c.trace, c.attribution, c.splits)
+            tables["collective"], own_time.phases_behind(c.of_ranks("own_phases"), c.attribution)
         ),
     ),
     Analysis(
         kernels.OUTSIDE_STEPS,
         "Which GPU work lies outside every step?",
         "NVTX step ranges and launches",
-        lambda c, _: kernels.outside_table(c.trace, c.every_window),
+        lambda c, _: c.of_ranks("outside_steps"),
     ),
 )
 """Every table of `nsysddp analyze`, in order."""
@@ -130,6 +130,7 @@ QUESTION = Question(
     tables=tuple(analysis.table for analysis in ANALYSES),
     run=lambda context, _: context.analysis,
     shown="overlap",
+    rankwise=True,
     examples=("report.sqlite", "report.sqlite --table collective --format csv"),
     findings=CODES,
 )

@@ -8,7 +8,7 @@ of its own.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from nsysddp.questions.host_ranges import Timeline
 from nsysddp.questions.window import rank_windows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,28 +31,53 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Attribution:
-    """What every event was launched in.
+class Numbered:
+    """The steps of a run in order, and the ranges that are steps and phases.
+
+    Attributes:
+        steps: step_index, name, ordered by index.
+        ranges: process, thread, start_ns, end_ns, name, step_index: the host ranges of the steps.
+        phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges, ordered by process.
+        truncated: step ranges left out because the profiler's stop cut them off.
+    """
+
+    steps: pl.DataFrame
+    ranges: pl.DataFrame
+    phases: pl.DataFrame
+    truncated: int
+
+    def of(self, processes: Iterable[int]) -> Numbered:
+        """The same steps, with the ranges of some processes."""
+        mine = pl.col("process").is_in(list(processes))
+        return replace(self, ranges=self.ranges.filter(mine), phases=self.phases.filter(mine))
+
+
+def numbered(trace: Trace) -> Numbered:
+    """Which ranges are the steps of the run, and which its phases? Told by the ranges of all processes together."""
+    ranges, truncated = _step_ranges(trace)
+    steps = (
+        ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
+        if ranges.height
+        else ranges.select("step_index", "name")
+    )
+    return Numbered(steps, ranges, _phase_ranges(trace, ranges), truncated)
+
+
+@dataclass(frozen=True)
+class Attribution(Numbered):
+    """What every event was launched in, of the steps of the run.
 
     Attributes:
         step: index of the step of each event, row by row with the events; -1 if none.
         phase_range: row of ``phases`` of each event; -1 if none.
-        steps: step_index, name, occurrence, ordered by index.
-        ranges: step_index, process, start_ns, end_ns: the host ranges of the steps.
-        phases: process, thread, phase, step_index (-1: none), start_ns, end_ns: phase ranges, ordered by process.
         launched: whether a launch row decided.
         by_time: events without a launch row, placed by time instead.
-        truncated: step ranges left out because the profiler's stop cut them off.
     """
 
     step: NDArray[np.int32]
     phase_range: NDArray[np.int32]
-    steps: pl.DataFrame
-    ranges: pl.DataFrame
-    phases: pl.DataFrame
     launched: NDArray[np.bool_]
     by_time: int
-    truncated: int = 0
 
     def phase_names(self, events: NDArray[Any] | slice = slice(None)) -> pl.Series:
         """Phase of each event (or of some; of event -1 none) as text; null if none."""
@@ -77,22 +102,21 @@ def _named_or_null(names: pl.Series, rows: NDArray[Any]) -> pl.Series:
     return names.extend_constant(None, 1).gather(np.where(rows >= 0, rows, names.len()))
 
 
-def attribute(trace: Trace) -> Attribution:
+def attribute(trace: Trace, found: Numbered | None = None) -> Attribution:
     """In which step and phase was each GPU event launched?
 
     Events without a launch row are placed by time: in the window that contains their start; they are counted.
+
+    Args:
+        trace: the run, or some ranks of it.
+        found: the steps and phases, where the trace is not all that they are told by.
     """
-    ranges, truncated = _step_ranges(trace)
-    phases = _phase_ranges(trace, ranges)
-    steps = (
-        ranges.group_by("step_index").agg(pl.col("name").first()).sort("step_index")
-        if ranges.height
-        else ranges.select("step_index", "name")
-    )
+    found = found or numbered(trace)
+    ranges, phases = found.ranges, found.phases
     size = trace.events.height
     if trace.launches is None:  # nothing tells what was launched in which range
         nowhere, never = np.broadcast_to(np.int32(-1), size), np.broadcast_to(np.False_, size)
-        return Attribution(nowhere, nowhere, steps, ranges, phases, never, 0, truncated)
+        return Attribution(**vars(found), step=nowhere, phase_range=nowhere, launched=never, by_time=0)
     step, phase = (large.filled(size, -1, np.int32) for _ in range(2))
     launches = trace.launches
     launched = launches["launch_ns"].is_not_null().to_numpy()
@@ -124,7 +148,7 @@ def attribute(trace: Trace) -> Attribution:
         return missing
 
     by_time = sum(trace.each_rank(of_rank))
-    return Attribution(step, phase, steps, ranges, phases, launched, by_time, truncated)
+    return Attribution(**vars(found), step=step, phase_range=phase, launched=launched, by_time=by_time)
 
 
 def _find(

@@ -8,7 +8,7 @@ Definitions, "Wait and transfer". For collective *i* on rank *r* with kernel ``[
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -17,14 +17,16 @@ from nsysddp.join.arrivals import ROOTED
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.schema import FLOAT, INT, RANK_NUMBER, STEP_NAME, TEXT, declare
 from nsysddp.model.units import gbps
+from nsysddp.questions import overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from nsysddp.model.trace import Trace
     from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.steps import Selection
-    from nsysddp.questions.window import Windows
 
 _COMPUTE_SHARE, _COMMUNICATION_SHARE = 0.5, 0.25
 """From these shares of its rank's computing and communication on, a stream is one that computes and communicates."""
@@ -238,8 +240,8 @@ def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:
     """
     has_steps = bool((attribution.step >= 0).any())  # of none is it known without launches
 
-    def of_rank(rank: int) -> pl.DataFrame:
-        """Streams outside graphs that communicated, beside everything the rank ran.
+    def of_rank(rank: int) -> dict[str, NDArray[Any]]:
+        """What streams that communicated ran outside graphs, beside everything the rank ran.
 
         Shares are of that, graph nodes included: what ran outside the graphs may be a trifle.
         """
@@ -253,22 +255,21 @@ def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:
         stream = events["stream"].to_numpy()
         talking = np.isin(stream, np.unique(stream[talks])) & (talks | computes)
         rows = np.flatnonzero(talking & ~events["in_graph"].to_numpy())
-        return (
-            events.select("context", "stream")[rows]
-            .with_columns(
-                communication=pl.Series(np.where(talks[rows], duration[rows], 0)),
-                compute=pl.Series(np.where(computes[rows], duration[rows], 0)),
-            )
-            .group_by("context", "stream")
-            .sum()
-            .with_columns(
-                pl.lit(rank).alias("rank"),
-                pl.lit(int(duration[talks].sum()), pl.Int64).alias("all"),
-                pl.lit(int(duration[computes].sum()), pl.Int64).alias("most"),
-            )
-        )
+        return {
+            "rank": np.full(rows.size, rank, dtype=np.int32),
+            "context": events["context"].to_numpy()[rows],
+            "stream": stream[rows],
+            "communication": np.where(talks[rows], duration[rows], 0),
+            "compute": np.where(computes[rows], duration[rows], 0),
+            "all": np.full(rows.size, duration[talks].sum()),
+            "most": np.full(rows.size, duration[computes].sum()),
+        }
 
-    per = pl.concat(trace.each_rank(of_rank))
+    per = (
+        pl.DataFrame(overlap.joined(trace.each_rank(of_rank)))
+        .group_by("rank", "context", "stream", "all", "most")
+        .agg(pl.col("communication", "compute").sum())
+    )
     traced_whole = pl.Series(
         [rank for rank in trace.rank_numbers if len(trace.union(rank, ["graph"]))], dtype=pl.Int32
     )
@@ -282,19 +283,20 @@ def on_compute_streams(trace: Trace, attribution: Attribution) -> pl.DataFrame:
 
 
 def collective_table(
-    trace: Trace, frame: pl.DataFrame, attribution: Attribution, chosen: Windows, selection: Selection
+    trace: Trace, frame: pl.DataFrame, attribution: Attribution, keep: NDArray[np.bool_]
 ) -> pl.DataFrame:
     """One row per collective and rank (``COLLECTIVE``), of the steps or the time asked for (by launch).
 
     Beside a whole CUDA graph, which may compute, hidden and exposed are null.
     """
-    keep = selected_events(trace, attribution, chosen, selection)[frame["event"].to_numpy()]
-    part = frame.filter(pl.Series(keep))
+    part = frame.filter(pl.Series(keep[frame["event"].to_numpy()]))
     beside = np.zeros(part.height, dtype=np.int64)
     known = np.ones(part.height, dtype=bool)
-    for rank in trace.rank_numbers:
-        rows = np.flatnonzero((part["rank"] == rank).to_numpy())
-        start, end = part["start_ns"].to_numpy()[rows], part["end_ns"].to_numpy()[rows]
+    starts, ends = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
+    bounds = np.searchsorted(part["rank"].to_numpy(), [*trace.rank_numbers, np.iinfo(np.int32).max])
+    for rank, first, last in zip(trace.rank_numbers, bounds[:-1], bounds[1:], strict=True):
+        rows = slice(first, last)
+        start, end = starts[rows], ends[rows]
         beside[rows] = trace.union(rank, ["compute", "spin"]).length_within(start, end)
         known[rows] = trace.union(rank, ["graph"]).length_within(start, end) == 0
     hidden = pl.select(pl.when(pl.Series(known)).then(pl.Series(beside)).alias("hidden_ns")).to_series()
@@ -316,23 +318,19 @@ def collective_table(
             attribution.phase_names(events).alias("phase"),
             names.alias("kernel"),
             pl.when(pl.col("ready_ns").is_not_null()).then(pl.col("collective_id")).alias("collective_id"),
-        ).sort("rank", "start_ns", "end_ns", "stream")
+        ).sort("rank", "start_ns", "end_ns", "stream", maintain_order=True)
     )
 
 
-def selected_events(
-    trace: Trace, attribution: Attribution, chosen: Windows, selection: Selection
-) -> np.ndarray:
-    """Which events belong to the windows that were asked for.
+def selected_events(trace: Trace, attribution: Attribution, per: str, selection: Selection) -> np.ndarray:
+    """Which events belong to the windows (of steps or of the capture) that were asked for.
 
     With steps chosen by number: events launched in them. With a time range: events that touch it.
     """
     keep = np.ones(trace.events.height, dtype=bool)
-    by_number = (
-        selection.first_step is not None or selection.last_step is not None or selection.skip_warmup > 0
-    )
-    if chosen.per == "step" and by_number:
-        keep &= np.isin(attribution.step, list({window.step for window in chosen.windows}))
+    if per == "step" and selection.by_number:
+        keep &= attribution.step >= max(selection.first_step or 0, selection.skip_warmup)
+        keep &= attribution.step < (np.inf if selection.last_step is None else selection.last_step)
     if selection.from_ns is not None:
         keep &= trace.events["end_ns"].to_numpy() > selection.from_ns
     if selection.to_ns is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.questions import collectives, overlap, steps
+from nsysddp.questions import collectives, steps
 from nsysddp.questions.attribution import Attribution, attribute
 from nsysddp.questions.steps import Selection
 from nsysddp.questions.window import Windows
@@ -37,6 +37,8 @@ class Context:
         timed: matched communication events with their times.
         splits: transfer, wait and unsplit time of each rank.
         keep: which events belong to the part asked for.
+        whole_trace: the run with all its events, where ``trace`` has only those that communicate (``questions.apart``).
+        made: tables of ``questions.rankwise`` that are made already.
     """
 
     trace: Trace
@@ -47,6 +49,21 @@ class Context:
     timed: pl.DataFrame
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
+    whole_trace: Callable[[], Trace] | None = None
+    made: dict[str, pl.DataFrame] = field(default_factory=dict)
+
+    def of_ranks(self, name: str) -> pl.DataFrame:
+        """A table that every rank's own events tell (``questions.rankwise``)."""
+        if name not in self.made:
+            from nsysddp.questions.rankwise import TABLES
+
+            self.made[name] = TABLES[name](self)
+        return self.made[name]
+
+    @cached_property
+    def whole(self) -> Context:
+        """The same of a trace with all events, for what compares events of different ranks."""
+        return self if self.whole_trace is None else context_of(self.whole_trace(), self.selection)
 
     @cached_property
     def used_steps(self) -> list[int]:
@@ -70,10 +87,10 @@ class Context:
 
         return paths_of(self)
 
-    @cached_property
+    @property
     def decomposition(self) -> pl.DataFrame:
         """The table ``overlap``: the time of each rank and window, decomposed."""
-        return overlap.overlap_table(self.trace, self.attribution, self.windows, self.splits)
+        return self.of_ranks("overlap")
 
     @cached_property
     def analysis(self) -> Result:
@@ -126,9 +143,11 @@ def context_of(trace: Trace, selection: Selection | None = None) -> Context:
     """
     chosen = selection or Selection()
     attribution = attribute(trace)
-    windows = steps.windows(trace, attribution, chosen)
-    whole = Selection(per=chosen.per)
-    every = windows if chosen == whole else steps.windows(trace, attribution, whole)
+    of_steps = steps.step_windows(trace, attribution)
+    windows, every = (
+        steps.windows(trace, attribution, asked, of_steps, attribution.by_time)
+        for asked in (chosen, Selection(per=chosen.per))
+    )
     timed = collectives.timed(trace)
     return Context(
         trace=trace,
@@ -138,5 +157,5 @@ def context_of(trace: Trace, selection: Selection | None = None) -> Context:
         every_window=every,
         timed=timed,
         splits=collectives.splits(trace, timed),
-        keep=collectives.selected_events(trace, attribution, windows, chosen),
+        keep=collectives.selected_events(trace, attribution, windows.per, chosen),
     )

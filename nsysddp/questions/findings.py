@@ -10,7 +10,6 @@ from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding
 from nsysddp.model.units import ms
 from nsysddp.questions import verdict
-from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import Summary, summary
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsysddp.model.result import Result
-    from nsysddp.model.trace import Trace
-    from nsysddp.questions.attribution import Attribution
     from nsysddp.questions.context import Context
 
 CODES: dict[str, str] = {
@@ -53,14 +50,13 @@ def find(result: Result, context: Context) -> tuple[Finding, ...]:
     """All findings, most important first: what limits all others, what bounds the step, the rest."""
     figures = summary(result)
     bound = verdict.verdict(result, context)
-    attribution = context.attribution
     made = [
         *_warned(result),
         *([bound] if bound else []),
         *_overlap(result, figures),
         *_waiting(result, figures),
         *_no_communication(result, figures),
-        *_same_stream(result.trace, attribution),
+        *_same_stream(context.of_ranks("compute_streams")),
         *_graphs(result),
         *_incomplete(result),
         *_suspected(result),
@@ -302,10 +298,10 @@ def _no_communication(result: Result, figures: Summary) -> Iterator[Finding]:
     )
 
 
-def _same_stream(trace: Trace, attribution: Attribution) -> Iterator[Finding]:
+def _same_stream(streams: pl.DataFrame) -> Iterator[Finding]:
     """Sums over the capture: streams have no windows of their own. Ranks that are alike share a sentence."""
     alike: dict[int, list[list[dict[str, Any]]]] = {}
-    for row in on_compute_streams(trace, attribution).to_dicts():
+    for row in streams.to_dicts():
         groups = alike.setdefault(row["stream"], [])
         near = (
             group for group in groups if _NEAR < row["communication"] / group[0]["communication"] < 1 / _NEAR

@@ -180,7 +180,7 @@ def outside_table(trace: Trace, all_windows: Windows) -> pl.DataFrame:
         return OUTSIDE_STEPS.empty()
 
     def of_rank(rank: int) -> list[dict[str, Any]]:
-        mine = [window for window in all_windows.windows if window.rank == rank]
+        mine = all_windows.of(rank)
         events = trace.events_of(rank)
         covered = Intervals.union_of([window.start for window in mine], [window.end for window in mine])
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()

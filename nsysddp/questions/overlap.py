@@ -148,7 +148,7 @@ def overlap_table(
 
     def of_rank(rank: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        windows = [window for window in chosen.windows if window.rank == rank]
+        windows = list(chosen.of(rank))
         if not windows:
             return rows
         sets = _sets(trace, rank, splits[rank])

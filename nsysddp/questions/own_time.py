@@ -20,7 +20,7 @@ take part.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -28,6 +28,7 @@ import polars as pl
 from nsysddp.dependencies.graph import LATENCY_NS
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.trace import in_parallel
+from nsysddp.questions.overlap import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from nsysddp.dependencies.graph import Graph
     from nsysddp.model.trace import Trace
-    from nsysddp.questions.attribution import Attribution
+    from nsysddp.questions.attribution import Attribution, Numbered
     from nsysddp.questions.collectives import Split
 
     Ints = NDArray[np.int64]
@@ -381,64 +382,84 @@ def median_of_others(group: Ints, value: Ints, others: Ints) -> Floats:
     return made[: others.size]
 
 
-def phases_behind(trace: Trace, attribution: Attribution, splits: Mapping[int, Split]) -> pl.DataFrame:
-    """The first phase of each rank and step in which it took longer than the others, in own time.
+def own_phases(trace: Trace, attribution: Attribution, splits: Mapping[int, Split]) -> pl.DataFrame:
+    """How long did each rank take for each phase of each step, of its own time?
 
     A phase lasts from the end of the work of those before it to the end of its own work; communication that nothing ran
-    beside is taken off. It counts from 10 us and a tenth of the step's lateness on.
+    beside is taken off.
 
     Returns:
-        ``rank``, ``step`` (its name) and ``phase``; no row for a rank that did not fall behind.
+        ``rank``, ``step`` (its index) and ``phase``, in the order in which they began, with ``own_ns``.
     """
-    empty = pl.DataFrame(schema={"rank": pl.Int64, "step": pl.String, "phase": pl.String})
+    pieces = pl.DataFrame(joined(trace.each_rank(lambda rank: _pieces_of_phases(trace, attribution, rank))))
     phases = (
-        pl.concat(_phases_of(trace, attribution, rank) for rank in trace.rank_numbers)
-        .sort("rank", "start_ns", "phase")
+        pieces.with_columns(attribution.phases["phase"].gather(pieces["range"]))
+        .group_by("rank", "step", "phase")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("rank", "start_ns", "phase", "step")
         .with_columns(
             ahead=pl.min_horizontal(
                 pl.col("end_ns").cum_max().shift().over("rank").fill_null(pl.col("start_ns")), "end_ns"
             )
         )
     )
-    if phases["rank"].n_unique() < 2:
-        return empty
     own = np.zeros(phases.height, dtype=np.int64)
     rank, begin, end = (phases[name].to_numpy() for name in ("rank", "ahead", "end_ns"))
-    for number in np.unique(rank):
-        mine = np.flatnonzero(rank == number)
-        split = splits[int(number)]
-        exposed = (split.transfer | split.wait | split.unsplit) - trace.union(int(number), OWN)
+    heads = np.flatnonzero(np.diff(rank, prepend=-1))
+    for number, first, last in zip(rank[heads].tolist(), heads, np.append(heads, rank.size)[1:], strict=True):
+        mine, split = slice(first, last), splits[number]
+        exposed = (split.transfer | split.wait | split.unsplit) - trace.union(number, OWN)
         own[mine] = end[mine] - begin[mine] - exposed.length_within(begin[mine], end[mine])
+    return phases.select("rank", "step", "phase", own_ns=pl.Series(own))
+
+
+def _pieces_of_phases(trace: Trace, attribution: Attribution, rank: int) -> dict[str, NDArray[Any]]:
+    """Step, row of its phase range, first start and last end of events of a rank's own work that follow each other."""
+    here = slice(*trace.rows_of(rank))
+    events, step, phase = trace.events_of(rank), attribution.step[here], attribution.phase_range[here]
+    rows = np.flatnonzero(trace.is_class(rank, OWN) & (step >= 0) & (phase >= 0))
+    step, phase = step[rows], phase[rows]
+    changes = (np.diff(step, prepend=-1) != 0) | (np.diff(phase, prepend=-1) != 0)
+    heads = np.flatnonzero(changes)
+    end = events["end_ns"].to_numpy()[rows]
+    return {
+        "rank": np.full(heads.size, rank, dtype=np.int64),
+        "step": step[heads],
+        "range": phase[heads],
+        "start_ns": events["start_ns"].to_numpy()[rows[heads]],
+        "end_ns": np.maximum.reduceat(end, heads) if heads.size else end,
+    }
+
+
+def phases_behind(phases: pl.DataFrame, found: Numbered) -> pl.DataFrame:
+    """The first phase of each rank and step in which it took longer than the others, in own time.
+
+    It counts from 10 us and a tenth of the step's lateness on.
+
+    Args:
+        phases: as ``own_phases`` tells of all ranks.
+        found: the steps.
+
+    Returns:
+        ``rank``, ``step`` (its name) and ``phase``; no row for a rank that did not fall behind.
+    """
+    if phases["rank"].n_unique() < 2:
+        return pl.DataFrame(schema={"rank": pl.Int64, "step": pl.String, "phase": pl.String})
     same = phases.select(pl.struct("step", "phase").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    own = phases["own_ns"].to_numpy()
     longer = own - median_of_others(same, own, np.bincount(same)[same] - 1)
     behind = pl.col("longer").clip(lower_bound=0)
     return (
         phases.with_columns(longer=pl.Series(longer).fill_nan(0))
         .filter(pl.col("longer") > LATENCY_NS, behind >= _FIRST_SHARE * behind.sum().over("rank", "step"))
-        .with_columns(step=_named(attribution, pl.col("step")))
+        .with_columns(_named(found, pl.col("step")))
         .group_by("rank", "step", maintain_order=True)
         .agg(pl.col("phase").first())
     )
 
 
-def _phases_of(trace: Trace, attribution: Attribution, rank: int) -> pl.DataFrame:
-    """First start and last end of a rank's own work in each step and phase."""
-    first, _ = trace.rows_of(rank)
-    event = first + np.flatnonzero(trace.is_class(rank, OWN))
-    event = event[(attribution.step[event] >= 0) & (attribution.phase_range[event] >= 0)]
-    return (
-        trace.events.select("start_ns", "end_ns")[event]
-        .with_columns(
-            step=pl.Series(attribution.step[event]), phase=attribution.phase_names(event).cast(pl.Categorical)
-        )
-        .group_by("step", "phase")
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-        .with_columns(pl.col("phase").cast(pl.String), rank=pl.lit(rank, pl.Int64))
-    )
-
-
-def _named(attribution: Attribution, step: pl.Expr) -> pl.Expr:
-    names = dict(attribution.steps.select("step_index", "name").iter_rows())
+def _named(found: Numbered, step: pl.Expr) -> pl.Expr:
+    names = dict(found.steps.select("step_index", "name").iter_rows())
     return step.replace_strict(names, default=None, return_dtype=pl.String)
 
 

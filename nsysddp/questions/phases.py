@@ -49,7 +49,7 @@ def phase_table(trace: Trace, attribution: Attribution, chosen: Windows) -> pl.D
 
     def of_rank(rank: int) -> dict[str, NDArray[Any]]:
         """The rank's phase ranges as rows of ``phases``, and what was launched in each."""
-        steps = [window.step for window in chosen.windows if window.rank == rank]
+        steps = [window.step for window in chosen.of(rank)]
         mine = np.flatnonzero((process == trace.process_of_rank[rank]) & np.isin(step, steps))
         first, last = trace.rows_of(rank)
         events = trace.events_of(rank)

@@ -76,6 +76,7 @@ class Question:
         shown: the table that csv and markdown print if none is named.
         reads: what must have been read for a full answer.
         options: what can be asked differently.
+        rankwise: of events that do not communicate it asks no more than the tables of ``questions.rankwise``.
         whole_steps: its windows are steps or the capture, never a cut in time.
         whole_capture: it is always about every step.
         examples: arguments of its command after its name, for the help.
@@ -91,6 +92,7 @@ class Question:
     shown: str
     reads: frozenset[Reads] = frozenset()
     options: tuple[Option, ...] = ()
+    rankwise: bool = False
     whole_steps: bool = False
     whole_capture: bool = False
     examples: tuple[str, ...] = ("report.sqlite", "report.sqlite --format json")

@@ -19,10 +19,10 @@ from nsysddp.model.warnings import Warning
 from nsysddp.questions.window import Window, Windows, rank_windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from nsysddp.model.trace import Trace
-    from nsysddp.questions.attribution import Attribution
+    from nsysddp.questions.attribution import Attribution, Numbered
 
 
 _THREADLESS = ("ranges_without_thread", "calls_without_thread")
@@ -49,47 +49,68 @@ class Selection:
     last_step: int | None = None
     skip_warmup: int = 0
 
+    @property
+    def by_number(self) -> bool:
+        """Are steps chosen by their number?"""
+        return self.first_step is not None or self.last_step is not None or self.skip_warmup > 0
 
-def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Windows:
+
+def step_windows(trace: Trace, attribution: Attribution) -> tuple[Window, ...]:
+    """The window of every step of every rank."""
+    # Events without a launch were put into the windows, so they must not move them.
+    by_launch = np.where(attribution.launched, attribution.step, -1)
+    of_ranks = trace.each_rank(lambda rank: _with_warm_up(rank_windows(trace, rank, by_launch)))
+    return tuple(window for mine in of_ranks for window in mine)
+
+
+def capture_windows(trace: Trace, selection: Selection) -> tuple[Window, ...]:
+    """Of every rank: first event start to last event end; bounds that were given count exactly."""
+    low, high = selection.from_ns, selection.to_ns
+    made = []
+    for rank, first, last in trace.ranks.select("rank", "first_ns", "last_ns").iter_rows():
+        start, end = first if low is None else low, last if high is None else high
+        made.append(Window(rank, -1, start, max(start, end)))
+    return tuple(made)
+
+
+def kept(of_steps: Iterable[Window], selection: Selection) -> tuple[Window, ...]:
+    """Those of all windows of steps that are asked for, cut to the time that is."""
+    return tuple(
+        cut for window in of_steps if _chosen(window, selection) and (cut := _cut(window, selection))
+    )
+
+
+def windows(
+    trace: Trace, found: Numbered, selection: Selection, of_steps: Sequence[Window], by_time: int = 0
+) -> Windows:
     """The windows of every rank that the selection asks for.
+
+    Args:
+        trace: the run; of its events nothing is asked.
+        found: its steps.
+        selection: which windows.
+        of_steps: every window of a step.
+        by_time: events that were placed in steps by time.
 
     Raises:
         UsageError: no step or no time is left.
         NoGpuEvents: the time range holds no GPU event of any rank.
     """
-    _check_range(trace, selection)
-    by_number = selection.first_step is not None or selection.last_step is not None or selection.skip_warmup
+    check(trace, selection)
     if selection.per == "capture":
-        if by_number:
-            raise UsageError(
-                "the whole capture has no steps to choose from",
-                do="leave out --per capture, or give --from and --to instead of --steps and --skip-warmup",
-            )
-        return Windows(
-            tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers), "capture"
-        )
-    if not attribution.steps.height or not (attribution.step >= 0).any():
-        if by_number:
-            (why,) = _no_steps(trace, attribution)
+        return Windows(capture_windows(trace, selection), "capture")
+    if not of_steps:
+        if selection.by_number:
+            (why,) = _no_steps(trace, found)
             raise UsageError(
                 f"there are no steps to choose from: {why.message.partition(';')[0]}",
                 do="leave out --steps and --skip-warmup",
             )
-        made = tuple(_capture_window(trace, rank, selection) for rank in trace.rank_numbers)
-        return Windows(made, "capture", _no_steps(trace, attribution))
-    # Events without a launch were put into the windows, so they must not move them.
-    by_launch = np.where(attribution.launched, attribution.step, -1)
-    made_all: list[Window] = []
+        return Windows(capture_windows(trace, selection), "capture", _no_steps(trace, found))
     warnings: list[Warning] = []
-    empty = 0
-    process_of_range, step_of_range = (
-        attribution.ranges[name].to_numpy() for name in ("process", "step_index")
-    )
-    of_ranks = trace.each_rank(lambda rank: _with_warm_up(rank_windows(trace, rank, by_launch)))
-    for rank, mine in zip(trace.rank_numbers, of_ranks, strict=True):
-        named = np.unique(step_of_range[process_of_range == trace.process_of_rank[rank]])
-        empty += named.size - len(mine)
-        made_all.extend(mine)
+    named = found.ranges.select("process", "step_index").unique()["process"].value_counts()
+    steps_of = dict(named.iter_rows())
+    empty = sum(steps_of.get(trace.process_of_rank[rank], 0) for rank in trace.rank_numbers) - len(of_steps)
     if empty:
         warnings.append(
             Warning(
@@ -98,31 +119,31 @@ def windows(trace: Trace, attribution: Attribution, selection: Selection) -> Win
                 "step ranges in which a rank launched nothing have no window",
             )
         )
-    if attribution.truncated:
+    if found.truncated:
         warnings.append(
             Warning(
                 "truncated_step",
-                attribution.truncated,
+                found.truncated,
                 "a last step that was still running when the profiler stopped is left out",
             )
         )
-    warnings.extend(_missing_phases(trace, attribution))
-    if attribution.by_time:
+    warnings.extend(_missing_phases(trace, found))
+    if by_time:
         warnings.append(
             Warning(
                 "events_without_launch",
-                attribution.by_time,
+                by_time,
                 "GPU events without a launch row were placed in the step window that contains their start",
             )
         )
-    kept = [cut for window in made_all if _chosen(window, selection) and (cut := _cut(window, selection))]
-    if not kept:
+    asked = kept(of_steps, selection)
+    if not asked:
         raise UsageError(
-            f"no step is left of {attribution.steps.height} (0:{attribution.steps.height})",
+            f"no step is left of {found.steps.height} (0:{found.steps.height})",
             do="choose another range with --steps, --skip-warmup, --from or --to",
         )
-    warnings.extend(_without_window(trace, {window.rank for window in kept}, {w.rank for w in made_all}))
-    return Windows(tuple(kept), "step", tuple(warnings))
+    warnings.extend(_without_window(trace, {window.rank for window in asked}, {w.rank for w in of_steps}))
+    return Windows(asked, "step", tuple(warnings))
 
 
 def _without_window(trace: Trace, shown: set[int], with_steps: set[int]) -> Iterator[Warning]:
@@ -150,9 +171,9 @@ def _others(trace: Trace, option: str) -> str:
     return f" (ranges that repeat: {', '.join(trace.other_ranges)}; give one with {option})"
 
 
-def _missing_phases(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
+def _missing_phases(trace: Trace, found: Numbered) -> tuple[Warning, ...]:
     """Phases of which no range is named, where there are steps."""
-    named = set(attribution.phases["phase"].unique().to_list())
+    named = set(found.phases["phase"].unique().to_list())
     missing = [name for name in ASKED_PHASES if name not in named]
     if not missing:
         return ()
@@ -160,14 +181,14 @@ def _missing_phases(trace: Trace, attribution: Attribution) -> tuple[Warning, ..
     return (Warning("missing_phases", len(missing), what),)
 
 
-def _no_steps(trace: Trace, attribution: Attribution) -> tuple[Warning, ...]:
+def _no_steps(trace: Trace, found: Numbered) -> tuple[Warning, ...]:
     if trace.launches is None:
         reason = (
             "the report holds no launch calls (capture with --trace=cuda), so events cannot be put into steps"
         )
     elif untold := [warning.message for warning in trace.warnings if warning.code in _THREADLESS]:
         reason = "; ".join(untold)
-    elif attribution.steps.height:
+    elif found.steps.height:
         reason = "no GPU event was launched inside a step range"
     elif not any("nvtx" in report.capabilities for report in trace.inputs):
         reason = "the report holds no NVTX ranges (capture with --trace=cuda,nvtx and mark steps)"
@@ -201,15 +222,17 @@ def _with_warm_up(windows_of_rank: Sequence[Window]) -> list[Window]:
     ]
 
 
-def _capture_window(trace: Trace, rank: int, selection: Selection) -> Window:
-    """First event start to last event end of the rank; bounds that were given count exactly."""
-    events = trace.events_of(rank)
-    start = int(events["start_ns"].min()) if selection.from_ns is None else selection.from_ns  # type: ignore[arg-type]
-    end = int(events["end_ns"].max()) if selection.to_ns is None else selection.to_ns  # type: ignore[arg-type]
-    return Window(rank, -1, start, max(start, end))
+def check(trace: Trace, selection: Selection) -> None:
+    """Refuse what no run can be asked, and a time in which this one has no event.
 
-
-def _check_range(trace: Trace, selection: Selection) -> None:
+    Raises:
+        UsageError: steps of the capture, or no time; NoGpuEvents: no GPU event of any rank lies in it.
+    """
+    if selection.per == "capture" and selection.by_number:
+        raise UsageError(
+            "the whole capture has no steps to choose from",
+            do="leave out --per capture, or give --from and --to instead of --steps and --skip-warmup",
+        )
     low, high = selection.from_ns, selection.to_ns
     if low is not None and high is not None and high <= low:
         raise UsageError(

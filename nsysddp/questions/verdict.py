@@ -12,7 +12,6 @@ from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding, Result
-from nsysddp.questions.collectives import collective_table
 from nsysddp.questions.own_time import own_lateness
 from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import Summary, summary
@@ -70,15 +69,14 @@ def verdict_of(context: Context) -> Finding | None:
     tables = {
         "rank": context.trace.ranks,
         "overlap": context.decomposition,
-        "collective": collective_table(
-            context.trace, context.timed, context.attribution, context.windows, context.selection
-        ),
+        "collective": context.of_ranks("collective"),
     }
     return verdict(Result(context.trace, tables, warnings=context.trace.warnings), context)
 
 
 def own_lateness_of(context: Context) -> dict[int, float]:
     """How much longer each rank's own time is than its peers' in a steady window, ns; asked where it matters."""
+    context = context.whole
     steps: dict[int, list[int]] = {}
     for window in context.windows.windows:
         if not window.is_warmup:
@@ -93,7 +91,7 @@ def verdict(result: Result, context: Context) -> Finding | None:
         result: the tables ``rank``, ``overlap`` and ``collective`` of ``analyze``.
         context: what they were made from.
     """
-    hosts = launching(context)
+    hosts = {rank: Launching(late, paced) for rank, late, paced in context.of_ranks("launching").iter_rows()}
     found = summary(result)
     slowest = found.slowest()
     if slowest is None or not slowest["window_ns"]:
@@ -169,19 +167,17 @@ class Launching:
     paced: float
 
 
-def launching(context: Context) -> dict[int, Launching]:
-    """How each rank's host kept up with its GPU; ranks of which no launch is known are left out.
+def launching(context: Context) -> pl.DataFrame:
+    """How each rank's host kept up with its GPU: rank, late and paced, as of ``Launching``.
 
-    Linear in the events, without the dependency graph: what a call waited for before it launched is not known here.
+    Ranks of which no launch is known are left out. Linear in the events, without the dependency graph: what a call
+    waited for before it launched is not known here.
     """
     trace = context.trace
-    made: dict[int, Launching] = {}
-    if trace.launches is None:
-        return made
-    for rank in trace.rank_numbers:
-        windows = [
-            window for window in context.windows.windows if window.rank == rank and not window.is_warmup
-        ]
+    made: list[tuple[int, float | None, float]] = []
+    for rank in trace.rank_numbers if trace.launches is not None else ():
+        assert trace.launches is not None
+        windows = [window for window in context.windows.of(rank) if not window.is_warmup]
         first, last = trace.rows_of(rank)
         launched = trace.launches["launch_end_ns"].slice(first, last - first)
         if not windows or last - first < 2 or launched.null_count() == last - first:
@@ -191,8 +187,10 @@ def launching(context: Context) -> dict[int, Launching]:
         at = np.array([window.start for window in windows]), np.array([window.end for window in windows])
         call = launched.fill_null(_NEVER).to_numpy()
         work = (call != _NEVER) & ~trace.is_class(rank, ["communication"])
-        made[rank] = Launching(_late(start, end, call, at), _paced(start[work], call[work], at))
-    return made
+        made.append((rank, _late(start, end, call, at), _paced(start[work], call[work], at)))
+    return pl.DataFrame(
+        made, schema={"rank": pl.Int64, "late": pl.Float64, "paced": pl.Float64}, orient="row"
+    )
 
 
 def _late(start: Times, end: Times, call: Times, at: tuple[Times, Times]) -> float | None:

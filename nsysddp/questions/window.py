@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from nsysddp.model.warnings import Warning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
@@ -40,6 +43,17 @@ class Windows:
     per: str
     warnings: tuple[Warning, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    def of(self, rank: int) -> Sequence[Window]:
+        """The windows of one rank, in order."""
+        return self._of_ranks.get(rank, ())
+
+    @cached_property
+    def _of_ranks(self) -> dict[int, list[Window]]:
+        found: dict[int, list[Window]] = {}
+        for window in self.windows:
+            found.setdefault(window.rank, []).append(window)
+        return found
 
 
 def rank_windows(trace: Trace, rank: int, step: NDArray[Any]) -> list[Window]:

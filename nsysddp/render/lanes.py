@@ -15,7 +15,7 @@ import polars as pl
 from nsysddp.model.errors import UsageError
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import ms
-from nsysddp.questions.steps import Selection, windows
+from nsysddp.questions.steps import step_windows
 from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, clusters, duration, ranges_of
 from nsysddp.render.theme import LOOKS, Look, phase_look, printable, short
 
@@ -148,9 +148,8 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
     drawn = _thinned(shown)
     full = len(drawn) <= MOST_RANKS_IN_FULL
     view = _view(context, drawn, width_in)
-    stepwise = windows(trace, context.attribution, Selection(per="step"))
     of_rank: dict[int, list[Window]] = {rank: [] for rank in drawn}
-    for window in stepwise.windows if stepwise.per == "step" else ():
+    for window in step_windows(trace, context.attribution):
         if window.rank in of_rank and view.start <= window.end and window.start <= view.end:
             of_rank[window.rank].append(window)
     numbers = _numbers(context, drawn, view) if full else {}

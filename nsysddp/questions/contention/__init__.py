@@ -30,7 +30,6 @@ from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
-from nsysddp.questions import overlap
 from nsysddp.questions.contention.executions import Work, dense, described, kernels_of, transfers_of
 from nsysddp.questions.contention.metrics import metrics
 from nsysddp.questions.contention.tables import CONTENTION, CONTENTION_METRIC, CONTENTION_STEP
@@ -104,7 +103,7 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     transfers = transfers_of(context)
     tables: list[pl.DataFrame] = []
     steps: list[pl.DataFrame] = []
-    decomposition = overlap.overlap_table(trace, context.attribution, context.windows, context.splits)
+    decomposition = context.decomposition
     for rank in trace.rank_numbers:
         windows = decomposition.filter(pl.col("rank") == rank)
         mine = kernels_of(context, rank, work)
@@ -293,7 +292,7 @@ def _per_window(
     context: Context, rank: int, windows: pl.DataFrame, executions: pl.DataFrame, compared: _Compared
 ) -> pl.DataFrame:
     """The rows of ``CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
-    bounds = [window for window in context.windows.windows if window.rank == rank]
+    bounds = context.windows.of(rank)
     assert len(bounds) == windows.height
     if not bounds:
         return CONTENTION_STEP.empty()

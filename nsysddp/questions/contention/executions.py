@@ -172,7 +172,7 @@ def _beside(trace: Trace, rows: Ints, start: Ints, end: Ints, classes: tuple[str
 
 def _warm(context: Context, rank: int) -> NDArray[np.bool_]:
     """Was the event launched in a warm-up step, of each event of a rank?"""
-    warm = {w.step for w in context.every_window.windows if w.rank == rank and w.is_warmup}
+    warm = {w.step for w in context.every_window.of(rank) if w.is_warmup}
     first, last = context.trace.rows_of(rank)
     flags: NDArray[np.bool_] = np.isin(context.attribution.step[first:last], list(warm))
     return flags

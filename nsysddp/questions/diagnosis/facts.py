@@ -11,7 +11,6 @@ import polars as pl
 from nsysddp.model.names import visible
 from nsysddp.model.result import Result
 from nsysddp.model.units import BYTES_PER_MIB
-from nsysddp.questions.collectives import on_compute_streams
 from nsysddp.questions.diagnosis.breaks import breaks_of
 from nsysddp.questions.diagnosis.competing import lost_to_computation, transfers_beside
 from nsysddp.questions.diagnosis.device import uneven_kernels
@@ -99,7 +98,7 @@ class Facts:
             transfers=transfers,
             slower_transfer=lost_to_computation(transfers),
             compute_streams=set(
-                on_compute_streams(trace, context.attribution).select("rank", "context", "stream").iter_rows()
+                context.of_ranks("compute_streams").select("rank", "context", "stream").iter_rows()
             ),
             breaks=breaks_of(context),
             reference_gbps=reference,

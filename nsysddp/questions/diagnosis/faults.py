@@ -192,7 +192,7 @@ def _whom_they_wait_for(context: Context, unmatched: float) -> Iterator[tuple[st
 
 
 def _mean_window(context: Context, rank: int) -> float:
-    windows = [window for window in context.windows.windows if window.rank == rank and not window.is_warmup]
+    windows = [window for window in context.windows.of(rank) if not window.is_warmup]
     return sum(window.end - window.start for window in windows) / max(len(windows), 1)
 
 

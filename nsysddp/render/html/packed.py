@@ -22,7 +22,7 @@ import polars as pl
 
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import visible
-from nsysddp.questions.steps import Selection, windows
+from nsysddp.questions.steps import step_windows
 from nsysddp.render.lanes import MOST_RANKS_IN_FULL, Row, scene_of, with_work
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def _packed(
         )
         for telling, share in ((True, 2 * most_pieces // 3), (False, most_pieces // 3))
     }
-    stepwise = windows(context.trace, context.attribution, Selection(per="step"))
-    steps = stepwise.windows if stepwise.per == "step" else ()
+    steps = step_windows(context.trace, context.attribution)
     described = []
     for row in rows:
         mine = shown.filter(pl.col("rank") == row.rank)
