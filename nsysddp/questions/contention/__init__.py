@@ -21,7 +21,7 @@ is a beta variable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -30,19 +30,28 @@ from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
-from nsysddp.questions.contention.executions import Work, dense, described, kernels_of, transfers_of
+from nsysddp.questions.contention.executions import (
+    Executions,
+    Work,
+    dense,
+    described,
+    kernels_of,
+    transfers_of,
+)
 from nsysddp.questions.contention.metrics import metrics
 from nsysddp.questions.contention.tables import CONTENTION, CONTENTION_METRIC, CONTENTION_STEP
+from nsysddp.questions.overlap import joined
 from nsysddp.questions.question import Question
 from nsysddp.questions.steps import steady
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from nsysddp.model.trace import Trace
     from nsysddp.questions import Context
+    from nsysddp.questions.window import Window
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -99,31 +108,29 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     trace = context.trace
     if trace.shapes is None:
         raise AnalysisError("contention compares kernels of one shape", do="load with shapes=True")
-    work = Work.of(trace)
-    transfers = transfers_of(context)
-    tables: list[pl.DataFrame] = []
-    steps: list[pl.DataFrame] = []
+    work = Work.of(context)
+    transfers, of_transfers = transfers_of(context)
     decomposition = context.decomposition
-    for rank in trace.rank_numbers:
-        windows = decomposition.filter(pl.col("rank") == rank)
+    hidden = decomposition["hidden_communication_ns"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    kernels, collectives, costs = [], [], []
+    bounds = np.searchsorted(decomposition["rank"].to_numpy(), [*trace.rank_numbers, np.iinfo(np.int32).max])
+    for rank, first, last in zip(trace.rank_numbers, bounds[:-1], bounds[1:], strict=True):
         mine = kernels_of(context, rank, work)
-        compared = _compare(
-            mine,
-            np.random.default_rng([seed, rank, 0]),
-            resamples,
-            lambda some: described(context, some, work),
-        )
-        tables.append(_table(mine, compared, COMPUTE, windows.height))
-        steps.append(_per_window(context, rank, windows, mine, compared))
-        ours = transfers.filter(pl.col("rank") == rank)
-        reverse = _compare(ours, np.random.default_rng([seed, rank, 1]), resamples)
-        tables.append(_table(ours, reverse, COMMUNICATION, windows.height))
+        compared = _compare(mine, np.random.default_rng([seed, rank, 0]), resamples)
+        kernels.append(compared.groups(last - first))
+        costs.append(_per_window(context.windows.of(rank), hidden[first:last], mine, compared))
+        reverse = _compare(transfers[rank], np.random.default_rng([seed, rank, 1]), resamples)
+        collectives.append(reverse.groups(last - first))
+    tables = [
+        _table(joined(kernels), lambda rows: described(context, rows, work), COMPUTE),
+        _table(joined(collectives), lambda rows: of_transfers[rows], COMMUNICATION),
+    ]
     order = ["rank", "side", "beside_ns", "name", "grid", "block", "phase", "after", "bytes"]
     frames = {
         "contention": CONTENTION.check(
             pl.concat(tables).sort(order, descending=[False, True, True, *[False] * 6], nulls_last=True)
         ),
-        "contention_step": CONTENTION_STEP.check(pl.concat(steps)),
+        "contention_step": _steps(decomposition, joined(costs)),
         "contention_metric": metrics(trace),
     }
     return Result(
@@ -143,40 +150,43 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
 # --- comparison ---------------------------------------------------------------------------------------------
 
 
+_UNMEASURED = ("too_few_alone", "too_few_accompanied", "mixed_work")
+
+
 @dataclass(frozen=True)
 class _Compared:
-    """Groups of one rank that ran beside the other side at all.
+    """The groups of one rank and side.
 
     Attributes:
-        groups: one row per group: counts, medians, ratio with its interval, time beside the other side, reason.
+        columns: of each group: the ``row`` of an execution of it, counts, medians, ratio with its interval (NaN: not
+            measured), time beside the other side, and why nothing is measured (place in ``_UNMEASURED``, -1: it is).
         loss: 1 - 1 / ratio of the measured groups, shape (measured,).
         drawn: the same of every bootstrap draw, shape (measured, resamples).
         place: for each execution its row in ``loss``, -1 if it has no ratio.
     """
 
-    groups: pl.DataFrame
+    columns: Mapping[str, NDArray[Any]]
     loss: Floats
     drawn: Floats
     place: Ints
 
+    def groups(self, windows: int) -> dict[str, NDArray[Any]]:
+        """Of groups that ran beside the other side at all their columns, with the number of the rank's windows."""
+        some = self.columns["beside_ns"] > 0
+        found = {name: values[some] for name, values in self.columns.items()}
+        return {**found, "windows": np.full(int(some.sum()), max(windows, 1))}
 
-def _compare(
-    executions: pl.DataFrame,
-    rng: np.random.Generator,
-    resamples: int,
-    describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
-) -> _Compared:
+
+def _compare(executions: Executions, rng: np.random.Generator, resamples: int) -> _Compared:
     """Ratio of medians of every group with its bootstrap interval.
 
     Args:
         executions: of one rank and side.
         rng: of the draws.
         resamples: how many draws.
-        describe: what some of them are, where they do not say it themselves.
     """
-    beside, duration = executions["beside_ns"].to_numpy(), executions["duration_ns"].to_numpy()
-    steady = executions["steady"].to_numpy()
-    group = dense(executions["group"].to_numpy())
+    beside, duration, steady = executions.beside, executions.duration, executions.steady
+    group = dense(executions.group)
     size = int(group.max()) + 1 if group.size else 0
     alone = steady & (beside == 0)
     accompanied = steady & (beside >= ACCOMPANIED_SHARE * duration) & (beside > 0)
@@ -187,11 +197,9 @@ def _compare(
 
     mixed = without.quantile(0.9) > MIXED_RATIO * without.quantile(0.1)
     reason = np.select(
-        [without.count < MIN_SAMPLES, beside_them.count < MIN_SAMPLES, mixed],
-        ["too_few_alone", "too_few_accompanied", "mixed_work"],
-        "",
+        [without.count < MIN_SAMPLES, beside_them.count < MIN_SAMPLES, mixed], np.arange(len(_UNMEASURED)), -1
     )
-    measured = np.flatnonzero((reason == "") & (total > 0))
+    measured = np.flatnonzero((reason < 0) & (total > 0))
     medians = np.stack([without.median(), beside_them.median()])
     ratio = medians[1, measured] / medians[0, measured]
     drawn = beside_them.bootstrap(measured, rng, resamples) / without.bootstrap(measured, rng, resamples)
@@ -199,32 +207,28 @@ def _compare(
     place = np.full(size, -1, dtype=np.int64)
     place[measured] = np.arange(measured.size)
 
-    def spread(values: Floats) -> pl.Series:
+    def spread(values: Floats) -> Floats:
         full = np.full(size, np.nan)
         full[measured] = values
-        return pl.Series(full).fill_nan(None)
+        return full
 
-    first = np.full(size, 0, dtype=np.int64)
-    first[group[::-1]] = np.arange(group.size)[::-1]
-    firsts = executions[first]
-    groups = (
-        (firsts if describe is None else describe(firsts))
-        .select("rank", "phase", "name", "grid", "block", "after", "bytes")
-        .with_columns(
-            alone=pl.Series(without.count),
-            accompanied=pl.Series(beside_them.count),
-            partial=pl.Series(np.bincount(group[partial], minlength=size)),
-            alone_median_ns=pl.Series(medians[0]).fill_nan(None).floor().cast(pl.Int64),
-            accompanied_median_ns=pl.Series(medians[1]).fill_nan(None).floor().cast(pl.Int64),
-            ratio=spread(ratio),
-            ratio_low=spread(low),
-            ratio_high=spread(high),
-            beside_ns=pl.Series(total),
-            reason=pl.Series(reason).replace("", None),
-        )
-        .filter(pl.col("beside_ns") > 0)
-    )
-    return _Compared(groups, 1 - 1 / ratio, 1 - 1 / drawn, place[group])
+    first = np.zeros(size, dtype=np.int64)
+    first[group[::-1]] = executions.row[::-1]
+    columns = {
+        "row": first,
+        "alone": without.count,
+        "accompanied": beside_them.count,
+        "partial": np.bincount(group[partial], minlength=size),
+        "alone_median_ns": medians[0],
+        "accompanied_median_ns": medians[1],
+        "ratio": spread(ratio),
+        "ratio_low": spread(low),
+        "ratio_high": spread(high),
+        "beside_ns": total,
+        "reason": reason,
+    }
+    assert int(total.sum()) == int(beside.sum())
+    return _Compared(columns, 1 - 1 / ratio, 1 - 1 / drawn, place[group])
 
 
 @dataclass(frozen=True)
@@ -276,35 +280,54 @@ class _Samples:
         return (value(lower) + value(upper)) / 2
 
 
-def _table(executions: pl.DataFrame, compared: _Compared, side: str, windows: int) -> pl.DataFrame:
-    """The rows of ``CONTENTION`` of one rank and side."""
-    assert int(compared.groups["beside_ns"].sum()) == int(executions["beside_ns"].sum())
-    cost = pl.col("beside_ns") * (1 - 1 / pl.col("ratio")) / max(windows, 1)
-    return compared.groups.with_columns(
-        side=pl.lit(side), cost_per_step_ns=cost.round().cast(pl.Int64)
-    ).select(CONTENTION.names)
+def _table(
+    groups: Mapping[str, NDArray[Any]], describe: Callable[[Ints], pl.DataFrame], side: str
+) -> pl.DataFrame:
+    """The rows of ``CONTENTION`` of one side; ``describe`` says what the executions in some rows are."""
+    medians, ratios = ("alone_median_ns", "accompanied_median_ns"), ("ratio", "ratio_low", "ratio_high")
+    cost = pl.col("beside_ns") * (1 - 1 / pl.col("ratio")) / pl.col("windows")
+    figures = pl.DataFrame({name: values for name, values in groups.items() if name != "row"})
+    return (
+        describe(groups["row"])
+        .select("rank", "phase", "name", "grid", "block", "after", "bytes")
+        .hstack(figures)
+        .with_columns(
+            pl.col(medians).fill_nan(None).floor().cast(pl.Int64),
+            pl.col(ratios).fill_nan(None),
+            pl.Series("reason", [None, *_UNMEASURED])[groups["reason"] + 1],
+            side=pl.lit(side),
+        )
+        .with_columns(cost_per_step_ns=cost.round().cast(pl.Int64))
+        .select(CONTENTION.names)
+    )
 
 
 # --- cost and net gain of every window ------------------------------------------------------------------------
 
 
 def _per_window(
-    context: Context, rank: int, windows: pl.DataFrame, executions: pl.DataFrame, compared: _Compared
-) -> pl.DataFrame:
-    """The rows of ``CONTENTION_STEP`` of one rank; ``windows`` are its rows of the decomposition."""
-    bounds = context.windows.of(rank)
-    assert len(bounds) == windows.height
-    if not bounds:
-        return CONTENTION_STEP.empty()
-    starts = np.array([window.start for window in bounds], dtype=np.int64)
-    ends = np.array([window.end for window in bounds], dtype=np.int64)
-    begin = executions["start_ns"].to_numpy()
+    windows: Sequence[Window], hidden: Floats, executions: Executions, compared: _Compared
+) -> dict[str, Floats]:
+    """Of each window of one rank the share of the time beside communication that is measured, and what of it is lost.
+
+    Args:
+        windows: of the rank.
+        hidden: communication under compute in each, ns; NaN where that is not known.
+        executions: kernels of the rank.
+        compared: their groups.
+    """
+    assert len(windows) == hidden.size
+    starts = np.array([window.start for window in windows], dtype=np.int64)
+    ends = np.array([window.end for window in windows], dtype=np.int64)
+    if not starts.size:
+        return {}
+    begin = executions.start
     window = np.searchsorted(starts, begin, side="right") - 1
     inside = (window >= 0) & (begin < ends[np.maximum(window, 0)])
-    beside = np.where(inside, executions["beside_ns"].to_numpy(), 0)
+    beside = np.where(inside, executions.beside, 0)
     window = np.maximum(window, 0)
 
-    count, known = len(bounds), compared.loss.size
+    count, known = len(windows), compared.loss.size
     everything = np.bincount(window, weights=beside, minlength=count)
     measured = compared.place >= 0
     weights = np.bincount(
@@ -317,20 +340,24 @@ def _per_window(
         share = np.where(everything > 0, of_known / everything, np.nan)
         mean = np.where(of_known > 0, weights @ compared.loss / of_known, np.nan)
         drawn = np.where(of_known[:, None] > 0, weights @ compared.drawn / of_known[:, None], np.nan)
-    hidden = windows["hidden_communication_ns"]
-    length = hidden.cast(pl.Float64).fill_null(np.nan).to_numpy()
     told = share >= MEASURED_SHARE
     low, high = np.full(count, np.nan), np.full(count, np.nan)
     if told.any():
         low[told], high[told] = np.quantile(drawn[told], [TAIL, 1 - TAIL], axis=1)
-    nothing = length == 0
+    return {"share": share, "mean": mean, "low": low, "high": high}
+
+
+def _steps(windows: pl.DataFrame, costs: Mapping[str, Floats]) -> pl.DataFrame:
+    """``CONTENTION_STEP``, from the table ``overlap`` and what ``_per_window`` says of its rows."""
+    hidden, transfer = windows["hidden_communication_ns"], windows["hidden_transfer_ns"]
+    length = hidden.cast(pl.Float64).fill_null(np.nan).to_numpy()
+    told, nothing = costs["share"] >= MEASURED_SHARE, length == 0
 
     def cost(factor: Floats) -> pl.Series:
         value = np.where(nothing, 0.0, np.where(told, length * factor, np.nan))
         whole: pl.Series = pl.Series(value).fill_nan(None).round().cast(pl.Int64)
         return whole
 
-    transfer = windows["hidden_transfer_ns"]
     is_graph = hidden.is_null().to_numpy()
     unmatched = transfer.is_null().to_numpy() & ~is_graph & ~nothing
     reason = np.select(
@@ -339,14 +366,14 @@ def _per_window(
         "",
     )
     transfer = pl.select(pl.when(pl.lit(pl.Series(nothing))).then(0).otherwise(pl.lit(transfer))).to_series()
-    return (
+    return CONTENTION_STEP.check(
         windows.select("rank", "step", "step_index", "is_warmup", "hidden_communication_ns")
         .with_columns(
             hidden_transfer_ns=transfer,
-            measured_ratio=pl.Series(share).fill_nan(None),
-            contention_ns=cost(mean),
-            contention_low_ns=cost(low),
-            contention_high_ns=cost(high),
+            measured_ratio=pl.Series(costs["share"]).fill_nan(None),
+            contention_ns=cost(costs["mean"]),
+            contention_low_ns=cost(costs["low"]),
+            contention_high_ns=cost(costs["high"]),
             reason=pl.Series(reason, dtype=pl.String).replace("", None),
         )
         .with_columns(

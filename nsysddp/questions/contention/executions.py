@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.queues import ahead_in_queue
+from nsysddp.questions.overlap import joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,39 +20,87 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Executions:
+    """Executions of one rank and side; all shape (executions,).
+
+    Attributes:
+        row: where it stands what each is.
+        group: equal for the same work.
+        start: start, ns.
+        duration: duration, ns.
+        beside: time beside the other side, ns.
+        steady: launched in no warm-up step?
+    """
+
+    row: Ints
+    group: Ints
+    start: Ints
+    duration: Ints
+    beside: Ints
+    steady: NDArray[np.bool_]
+
+    def __getitem__(self, part: slice) -> Executions:
+        """Some of them that follow each other."""
+        return Executions(**{name: values[part] for name, values in vars(self).items()})
+
+
 def executions(context: Context) -> pl.DataFrame:
     """Every compute and spin kernel: ``rank``, what it is, ``duration_ns``, ``beside_ns`` communication, ``steady``."""
-    work = Work.of(context.trace)
-    parts: list[pl.DataFrame] = []
+    work, kinds = Work.of(context), 0
+    firsts: list[Ints] = []
+    places: list[NDArray[np.int32]] = []
+    numbers: list[dict[str, NDArray[Any]]] = []
     for rank in context.trace.rank_numbers:
         kernels = kernels_of(context, rank, work)
-        group = kernels["group"].to_numpy()
         # Millions of rows of few groups: a group is described once.
-        groups, first = np.unique(group, return_index=True)
-        texts = ["phase", "name", "grid", "block", "after"]
-        of_group = described(context, kernels[first], work).select(pl.col(texts).cast(pl.Categorical))
-        numbers = kernels.select(pl.col("rank").cast(pl.Int32), "duration_ns", "beside_ns", "steady")
-        parts.append(pl.concat([numbers, of_group[np.searchsorted(groups, group)]], how="horizontal"))
-    return pl.concat(parts)
+        groups, first = np.unique(kernels.group, return_index=True)
+        firsts.append(kernels.row[first])
+        places.append((kinds + np.searchsorted(groups, kernels.group)).astype(np.int32))
+        kinds += groups.size
+        numbers.append(
+            {
+                "rank": np.full(kernels.row.size, rank, dtype=np.int32),
+                "duration_ns": kernels.duration,
+                "beside_ns": kernels.beside,
+                "steady": kernels.steady,
+            }
+        )
+    texts = ["phase", "name", "grid", "block", "after"]
+    described_once = described(context, np.concatenate(firsts), work).select(
+        pl.col(texts).cast(pl.Categorical)
+    )
+    return pl.concat(
+        [pl.DataFrame(joined(numbers)), described_once[np.concatenate(places)]], how="horizontal"
+    )
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of every event a number that tells name, grid and block apart, and the event ahead of it in its queue."""
+    """What the work of kernels is.
+
+    Attributes:
+        shape: of every event a number that tells name, grid and block apart.
+        ahead: of every event the one ahead of it in its queue.
+        phase: of every phase range a number that tells its phase; the last is for events in none.
+    """
 
     shape: Ints
     ahead: NDArray[np.int32]
+    phase: NDArray[Any]
 
     @classmethod
-    def of(cls, trace: Trace) -> Work:
+    def of(cls, context: Context) -> Work:
         """The work of a trace loaded with shapes."""
+        trace = context.trace
         assert trace.shapes is not None
         grid, block = codes(trace.shapes["grid"]), codes(trace.shapes["block"])
-        return cls(combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace))
+        phase = np.append(codes(context.attribution.phases["phase"]), 0)
+        return cls(combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace), phase)
 
 
-def kernels_of(context: Context, rank: int, work: Work) -> pl.DataFrame:
-    """Every compute and spin kernel of a rank with its group, duration and time beside communication."""
+def kernels_of(context: Context, rank: int, work: Work) -> Executions:
+    """Every compute and spin kernel of a rank, with its time beside communication; ``row`` is its event."""
     trace = context.trace
     first, last = trace.rows_of(rank)
     events, here = trace.events_of(rank), slice(first, last)
@@ -61,33 +110,23 @@ def kernels_of(context: Context, rank: int, work: Work) -> pl.DataFrame:
     rows = first + within
     ahead = work.ahead[rows]
     shape, after = np.split(dense(work.shape[np.concatenate([rows, ahead])]), 2)
-    phase = np.append(codes(context.attribution.phases["phase"]), 0)[context.attribution.phase_range[rows]]
+    phase = work.phase[context.attribution.phase_range[rows]]
     group = dense(combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
     start, duration = start[within], (end - start)[within]
-    return pl.DataFrame(
-        {
-            "rank": np.full(rows.size, rank, dtype=np.int64),
-            "row": rows,
-            "group": group,
-            "start_ns": start,
-            "duration_ns": duration,
-            "beside_ns": trace.union(rank, ["communication"]).length_within(start, start + duration),
-            "steady": ~_warm(context, rank)[within],
-        }
-    )
+    beside = trace.union(rank, ["communication"]).length_within(start, start + duration)
+    return Executions(rows, group, start, duration, beside, ~_warm(context, rank)[within])
 
 
-def described(context: Context, kernels: pl.DataFrame, work: Work) -> pl.DataFrame:
-    """What some kernels are: ``rank``, ``phase``, ``name``, ``grid``, ``block``, ``after``, ``bytes``."""
+def described(context: Context, rows: Ints, work: Work) -> pl.DataFrame:
+    """What kernels in these rows are: ``rank``, ``phase``, ``name``, ``grid``, ``block``, ``after``, ``bytes``."""
     trace = context.trace
     assert trace.shapes is not None
-    rows = kernels["row"].to_numpy()
     name, text = trace.events["name"].to_numpy(), trace.names["text"]
     ahead = work.ahead[rows]
     after = np.where(ahead >= 0, name[ahead], -1)
     return pl.DataFrame(
         {
-            "rank": kernels["rank"],
+            "rank": trace.events["rank"].gather(rows).cast(pl.Int64),
             "phase": context.attribution.phase_names(rows),
             "name": text.gather(name[rows]),
             "grid": trace.shapes["grid"].gather(rows).cast(pl.String),
@@ -98,8 +137,8 @@ def described(context: Context, kernels: pl.DataFrame, work: Work) -> pl.DataFra
     )
 
 
-def transfers_of(context: Context) -> pl.DataFrame:
-    """The transfer of every matched communication event, with its group and its time beside compute."""
+def transfers_of(context: Context) -> tuple[dict[int, Executions], pl.DataFrame]:
+    """The transfers of each rank's matched communication events, and what each is, by its ``row``."""
     trace = context.trace
     known = context.timed.filter(
         pl.col("ready_ns").is_not_null(), pl.col("end_ns") > pl.col("transfer_start_ns")
@@ -109,27 +148,22 @@ def transfers_of(context: Context) -> pl.DataFrame:
     start, end = known["transfer_start_ns"].to_numpy(), known["end_ns"].to_numpy()
     phase = context.attribution.phase_names(rows)
     # The same collective: kind, size and group; its kernel tells algorithm and protocol.
-    group = known.select(
+    same = known.select(
         pl.struct("rank", "kind", "bytes", "group_size", "name", phase=phase).rank("dense").cast(pl.Int64)
-    ).to_series()
-    return pl.DataFrame(
-        {
-            "rank": known["rank"],
-            "row": rows,
-            "group": group,
-            "start_ns": start,
-            "duration_ns": end - start,
-            "beside_ns": _beside(trace, rows, start, end, ("compute", "spin")),
-            "steady": ~np.concatenate([_warm(context, rank) for rank in trace.rank_numbers])[rows],
-        }
-    ).with_columns(
-        phase=phase,
-        name=known["kind"],
-        grid=pl.lit(None, pl.String),
-        block=pl.lit(None, pl.String),
-        after=pl.lit(None, pl.String),
-        bytes=known["bytes"],
     )
+    beside = _beside(trace, rows, start, end, ("compute", "spin"))
+    steady = ~np.concatenate([_warm(context, rank) for rank in trace.rank_numbers])[rows]
+    every = Executions(np.arange(rows.size), same.to_series().to_numpy(), start, end - start, beside, steady)
+    bounds = np.searchsorted(known["rank"].to_numpy(), [*trace.rank_numbers, np.iinfo(np.int32).max])
+    of_ranks = {
+        rank: every[first:last]
+        for rank, first, last in zip(trace.rank_numbers, bounds[:-1], bounds[1:], strict=True)
+    }
+    nothing = pl.lit(None, pl.String)
+    what = known.select(
+        "rank", "bytes", phase=phase, name=pl.col("kind"), grid=nothing, block=nothing, after=nothing
+    )
+    return of_ranks, what
 
 
 def codes(texts: pl.Series) -> NDArray[Any]:
@@ -146,9 +180,13 @@ def codes(texts: pl.Series) -> NDArray[Any]:
     return numbers_of
 
 
+_MANY = 1 << 15
+"""From so many values on those that are distinct are found faster by hashing than by sorting."""
+
+
 def dense(values: Ints) -> Ints:
     """The place of each value among the distinct ones."""
-    distinct = np.sort(pl.Series(values).unique().to_numpy())
+    distinct = np.unique(values) if values.size < _MANY else np.sort(pl.Series(values).unique().to_numpy())
     return np.searchsorted(distinct, values).astype(np.int64)
 
 
