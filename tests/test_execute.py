@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import unlucky
 
-from nsysddp.execute import HERE, Place
+from nsysddp.execute import HERE, Place, cluster
 from nsysddp.execute.executor import KILLED, NO_MEMORY, InProcess, Lost, Processes
 from nsysddp.execute.place import _MANY_FILES
 from nsysddp.model.errors import UsageError
@@ -53,6 +54,22 @@ def test_what_runs_beside_tasks_that_die_is_not_blamed_for_them(place: Place) ->
     ]
     expected = [result for turn in range(4) for result in (Lost(KILLED), f"a{turn}", Lost(NO_MEMORY))]
     assert names(place, tasks) == expected
+
+
+def test_workers_that_never_come_back_are_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dask does not always start a worker again; without this the run would wait for ever."""
+    monkeypatch.setattr(cluster, "_LOOK_S", 0.2)
+    monkeypatch.setattr(cluster, "_DESERTED_S", 1.0)
+    tasks = [Path(name) for name in "abc"]
+    with cluster.Cluster("local:1") as executor:
+        assert executor.map(unlucky.work, tasks, lambda _: None) == ["a", "b", "c"]
+        client = executor._connected
+        assert client is not None
+        client.cluster.scale(0)
+        while client.scheduler_info()["workers"]:
+            time.sleep(0.05)
+        assert executor.map(unlucky.work, tasks, lambda _: None) == ["a", "b", "c"]
+        assert executor._connected is not client
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)

@@ -20,6 +20,13 @@ T = TypeVar("T")
 
 _LOCAL = re.compile(r"local:([1-9]\d{0,3})")
 _CONNECT_S = 30
+_LOOK_S = 2.0
+_DESERTED_S = 30.0
+"""Without any worker for so long none will come: dask starts one anew within seconds, but not always."""
+
+
+class _Deserted(Exception):
+    """No worker is left, and none has come."""
 
 
 class Cluster:
@@ -40,36 +47,61 @@ class Cluster:
                 "--scheduler needs dask.distributed", do="pip install 'nsysddp[cluster]'"
             ) from None
         self.address = address
-        self._kept: ExitStack | None = None
+        self._is_kept = False
         self._connected: Client | None = None
+        self._connection = ExitStack()
 
     def __enter__(self) -> Cluster:
-        self._kept = ExitStack()
+        self._is_kept = True
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = self._connected = None
+        self._is_kept = False
+        self._disconnect()
 
     def map(self, work: Callable[[S], T], tasks: Sequence[S], done: Callable[[S], None]) -> list[T | Lost]:
-        """As of ``Executor``; dask tries again what was lost with a worker, and what it blames then runs alone."""
+        """As of ``Executor``; dask tries again what was lost with a worker, and what it blames then runs alone.
+
+        Where no worker is left those that were started here are started anew, and others are not waited for.
+        """
         results: dict[int, T | Lost] = {}
 
         def keep(number: int, result: T | Lost) -> None:
             results[number] = result
             done(tasks[number])
 
-        with ExitStack() as alone:
-            client = self._connected or (self._kept or alone).enter_context(self._client())
-            self._connected = client if self._kept else None
-            for number, _ in _run(client, work, tasks, range(len(tasks)), keep):
-                for _, reason in _run(client, work, tasks, [number], keep):
+        def run(numbers: Sequence[int]) -> list[tuple[int, str]]:
+            try:
+                return _run(self._client(), work, tasks, numbers, keep)
+            except _Deserted:
+                self._disconnect()
+                return [(number, KILLED) for number in numbers if number not in results]
+
+        try:
+            blamed = run(range(len(tasks)))
+            while blamed:
+                (number, reason), *blamed = blamed
+                if self._connected is None and not _LOCAL.fullmatch(self.address):
                     keep(number, Lost(reason))
+                    continue
+                for _, last in run([number]):
+                    keep(number, Lost(last))
+        finally:
+            if not self._is_kept:
+                self._disconnect()
         return [results[number] for number in range(len(tasks))]
 
+    def _client(self) -> Client:
+        if self._connected is None:
+            self._connected = self._connection.enter_context(self._connect())
+        return self._connected
+
+    def _disconnect(self) -> None:
+        self._connected = None
+        self._connection.close()
+
     @contextmanager
-    def _client(self) -> Iterator[Client]:
+    def _connect(self) -> Iterator[Client]:
         import dask
         from distributed import Client, LocalCluster
 
@@ -110,32 +142,50 @@ def _run(
     Returns:
         Numbers of the tasks whose workers died or lacked memory, each with the reason. dask blames every task that was
         on a worker when it died, so one of these is lost for certain only when it ran alone.
+
+    Raises:
+        _Deserted: no worker is left.
     """
-    from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
     failed: list[tuple[int, str]] = []
-    in_flight: dict[Any, int] = {}
     todo = iter(numbers)
-
-    def submit(number: int) -> object:
-        future = client.submit(work, tasks[number], pure=False)
-        in_flight[future.key] = number
-        return future
-
     at_once = IN_FLIGHT * max(1, sum(client.nthreads().values()))
-    completed = as_completed([submit(number) for number in islice(todo, at_once)])
-    for future in completed:
-        number = in_flight.pop(future.key)
-        try:
-            result = future.result()
-        except KilledWorker:
-            failed.append((number, KILLED))
-        except MemoryError:
-            failed.append((number, NO_MEMORY))
-        else:
-            keep(number, result)
-        following = next(todo, None)
-        if following is not None:
-            completed.add(submit(following))
+    in_flight: dict[Any, int] = {}
+
+    def submit(some: Iterable[int]) -> None:
+        in_flight.update((client.submit(work, tasks[number], pure=False), number) for number in some)
+
+    submit(islice(todo, at_once))
+    while in_flight:
+        completed = _completed(client, in_flight)
+        for future in completed:
+            number = in_flight.pop(future)
+            try:
+                result = future.result()
+            except KilledWorker:
+                failed.append((number, KILLED))
+            except MemoryError:
+                failed.append((number, NO_MEMORY))
+            else:
+                keep(number, result)
+        submit(islice(todo, len(completed)))
     return failed
+
+
+def _completed(client: Client, futures: Iterable[Any]) -> set[Any]:
+    """Those that have ended, as soon as one has.
+
+    Raises:
+        _Deserted: none has, and there is no worker.
+    """
+    from distributed import TimeoutError as NoneEnded
+    from distributed import wait
+
+    deserted = 0.0
+    while deserted < _DESERTED_S:
+        try:
+            return set(wait(list(futures), timeout=_LOOK_S, return_when="FIRST_COMPLETED").done)
+        except NoneEnded:
+            deserted = 0.0 if client.scheduler_info()["workers"] else deserted + _LOOK_S
+    raise _Deserted
