@@ -86,8 +86,11 @@ class NumberedKernels:
         # Of buckets of one size in a row the median cannot tell one from the next: only at the right offset do the gaps
         # between steps fit too, which the mean shows. Steps are hardly as alike as the ends of one collective are
         # close, so a shift by a whole step, which a wrong anchor can make look nearer, has a larger mean too.
-        most = max(2 * min(fit[1] for fit in near), tolerance / 100)
-        fits = [fit for fit in near if fit[1] <= most]
+        closest = min(near, key=lambda fit: fit[1])
+        most = max(2 * closest[1], tolerance / 100)
+        # Of one collective a step on hundreds of ranks the steps can be as alike as the ends are close, and some offset
+        # of fewer of them lie closer by chance: then it is no evidence against one at which more of them meet.
+        fits = [fit for fit in near if fit[1] <= most or (fit[3] > closest[3] and fit[1] <= tolerance / 20)]
         # Steps as alike as that: ranks are captured over the same ones, as far as their anchors allow it.
         best = min(fits, key=lambda fit: (max(fit[2], _ANCHOR_NS), -fit[3], fit[2], abs(fit[4])))
         return int(best[4])

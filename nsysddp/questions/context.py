@@ -121,6 +121,13 @@ class Context:
         return known_groups(self)
 
     @cached_property
+    def deciding(self) -> pl.DataFrame:
+        """What decides how long each collective takes, latency or bytes (see ``questions.latency``)."""
+        from nsysddp.questions.latency import what_decides
+
+        return what_decides(self)
+
+    @cached_property
     def idle(self) -> Result:
         """The answer of ``questions.idle``."""
         from nsysddp.questions.idle import idle

@@ -96,8 +96,9 @@ def fit_link(timed: pl.DataFrame, kind: str = "all_reduce", group_size: int | No
         return None
     size = chosen["bytes"].cast(pl.Float64).to_numpy()
     time = chosen["transfer"].cast(pl.Float64).to_numpy()
-    apart = bool(size.max() >= _SIZES_APART * size.min())
-    latency, slope = _line(size, time) if apart else (0.0, float(np.median(time / size)))
+    line = line_of(size, time)
+    apart = line is not None
+    latency, slope = line or (0.0, float(np.median(time / size)))
     deviation = np.abs(latency + slope * size - time) / time
     return Link(
         kind=kind,
@@ -114,11 +115,20 @@ def fit_link(timed: pl.DataFrame, kind: str = "all_reduce", group_size: int | No
     )
 
 
-def _line(size: Floats, time: Floats) -> tuple[float, float]:
+def line_of(size: Floats, time: Floats) -> tuple[float, float] | None:
     """Latency and slope, neither negative, with the least sum of absolute relative deviations.
 
     Weighted least squares, repeated with weights that make them absolute deviations.
+
+    Args:
+        size: bytes of each collective; shape (collectives,).
+        time: its transfer in ns, above 0; same shape.
+
+    Returns:
+        Latency in ns and ns a byte; None where all sizes are about one.
     """
+    if size.max() < _SIZES_APART * max(size.min(), 1):
+        return None
     weight = 1 / time**2
     latency = slope = 0.0
     for _ in range(_ROUNDS):

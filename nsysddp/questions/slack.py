@@ -7,14 +7,14 @@ later on all its ranks at once; every other collective stays as long as it was::
     sufficient = bytes / (transfer + slack)
 
 Slacks do not add up: two collectives ahead of one kernel can share one. So roles are asked by replaying again, with all
-transfers of the role slower or faster together.
+transfers of the role slower or faster together. Where latency decides (``latency``) no bandwidth is named.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -26,10 +26,11 @@ from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
 from nsysddp.questions.collectives import with_bus_bytes
 from nsysddp.questions.communicators.groups import bus_bandwidth, figures
+from nsysddp.questions.latency import DECIDES, LATENCY, MOSTLY, few_bytes, share_of_latency
 from nsysddp.questions.question import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -61,7 +62,13 @@ SLACK = Table(
         Column("slack_ns", INT, "so much later it could have ended, alone; null without host calls"),
         Column("rank", INT, "the rank that allows no more (the first of several)"),
         Column("busbw_gbps", FLOAT, "bus bandwidth that it had"),
-        Column("sufficient_gbps", FLOAT, "bus bandwidth with which its transfer takes its slack longer"),
+        DECIDES,
+        Column(
+            "sufficient_gbps",
+            FLOAT,
+            "bus bandwidth with which its transfer takes its slack longer; null with a reason",
+        ),
+        Column("reason", TEXT, "why there is no bandwidth that would have sufficed; null if there is one"),
     ),
 )
 
@@ -74,18 +81,33 @@ SLACK_ROLE = Table(
         Column("step_ns", INT, "mean of the steps used, as recorded"),
         Column("exposed_ns", INT, "exposed time of the role a step, on the rank on which it is longest"),
         Column("costs_ns", INT, "by how much a step is shorter if its transfers take no time"),
-        Column("busbw_gbps", FLOAT, "bus bandwidth that they had together; null without payloads"),
+        Column(
+            "busbw_gbps",
+            FLOAT,
+            "bus bandwidth that they had together, without those for which latency decides; null with a reason",
+        ),
+        Column(
+            "latency_ratio",
+            FLOAT,
+            "share of their transfer time for which latency decides; null: told of none of them",
+        ),
+        Column(
+            "undecided_ratio",
+            FLOAT,
+            "share of their transfer time of which it is not told whether latency or bytes decide",
+        ),
         Column(
             "slower_ratio", FLOAT, "so many times longer all its transfers can be and no step grows by 0.1 %"
         ),
-        Column("sufficient_gbps", FLOAT, "bus bandwidth that is; null without payloads"),
+        Column("sufficient_gbps", FLOAT, "bus bandwidth that is; null with a reason"),
         Column(
             "faster_ratio",
             FLOAT,
             "least of the speeds tried (up to 4) that leaves at most a tenth of the cost, else 2; null: no cost",
         ),
-        Column("faster_gbps", FLOAT, "bus bandwidth that is; null without payloads"),
+        Column("faster_gbps", FLOAT, "bus bandwidth that is; null with a reason, or without a cost"),
         Column("left_ns", INT, "what a step is then still longer than without its transfers"),
+        Column("reason", TEXT, "why no bandwidth is named; null if one is"),
     ),
 )
 
@@ -100,6 +122,13 @@ _LEFT = 0.1
 
 _UNCHANGED = 0.001
 """A step that is longer by less is as long."""
+
+_REASONS = {
+    LATENCY: "latency decides: another bandwidth would change little",
+    "unsized": "message sizes are not known (export with --include-blobs=true)",
+    "unknown": "no slack is known",
+}
+"""Why there is no bandwidth that would have sufficed."""
 
 _MOST_SLOWER = 64.0
 _HALVINGS = 7
@@ -209,7 +238,7 @@ def slack(context: Context) -> Result:
     return Result(
         context.trace,
         tables,
-        findings=tuple(_findings(tables)),
+        findings=tuple(_findings(tables, context.deciding)),
         warnings=tuple(warnings),
         assumptions=context.windows.assumptions,
     )
@@ -250,11 +279,21 @@ def _collectives(context: Context, events: pl.DataFrame) -> pl.DataFrame:
             slack_ns=pl.when(pl.col("slack").is_finite()).then(pl.col("slack").round()).cast(pl.Int64),
         )
         .pipe(with_bus_bytes)
+        .join(context.deciding.select("collective_id", "decides"), on="collective_id", how="left")
         .with_columns(
             busbw_gbps=pl.when(pl.col("transfer_ns") > 0).then(pl.col("bus_bytes") / pl.col("transfer_ns")),
-            sufficient_gbps=pl.when(pl.col("transfer_ns") > 0).then(
+            sufficient_gbps=pl.when(pl.col("transfer_ns") > 0, pl.col("decides").ne_missing(LATENCY)).then(
                 pl.col("bus_bytes") / (pl.col("transfer_ns") + pl.col("slack_ns"))
             ),
+        )
+        .with_columns(
+            reason=pl.when(pl.col("sufficient_gbps").is_null()).then(
+                pl.when(pl.col("decides") == LATENCY)
+                .then(pl.lit(_REASONS[LATENCY]))
+                .when(pl.col("slack_ns").is_null())
+                .then(pl.lit(_REASONS["unknown"]))
+                .otherwise(pl.lit(_REASONS["unsized"]))
+            )
         )
         .sort("start_ns", "collective_id")
     )
@@ -269,13 +308,17 @@ def _roles(model: Model, events: pl.DataFrame) -> pl.DataFrame:
         .agg(exposed_ns=pl.col("exposed_ns").max())
     )
     longest = dict(exposed.iter_rows())
+    deciding = model.context.deciding
     made = []
     for (role,), part in events.group_by("role", maintain_order=True):
         nodes = part["event"].to_numpy()
         costs = model.saved_ns(model.lengths(nodes, 0.0))
         slower = _slower(model, nodes)
         faster, left = _faster(model, nodes, costs)
-        busbw = bus_bandwidth(part)
+        mine = deciding.join(part, on="collective_id", how="semi")
+        latency = share_of_latency(mine)
+        decided = latency is not None and latency >= MOSTLY
+        busbw = None if decided else _bandwidth_beside_latency(part, mine)
         whole = longest[role]
         made.append(
             {
@@ -285,14 +328,30 @@ def _roles(model: Model, events: pl.DataFrame) -> pl.DataFrame:
                 "exposed_ns": None if whole is None else round(whole / steps),
                 "costs_ns": max(round(costs), 0),
                 "busbw_gbps": busbw,
+                "latency_ratio": latency,
+                "undecided_ratio": _undecided(mine),
                 "slower_ratio": slower,
                 "sufficient_gbps": busbw / slower if busbw is not None else None,
                 "faster_ratio": faster,
                 "faster_gbps": busbw * faster if busbw is not None and faster is not None else None,
                 "left_ns": left,
+                "reason": _REASONS[LATENCY if decided else "unsized"] if busbw is None else None,
             }
         )
     return SLACK_ROLE.frame(made).sort("costs_ns", "role", descending=[True, False], nulls_last=True)
+
+
+def _bandwidth_beside_latency(part: pl.DataFrame, deciding: pl.DataFrame) -> float | None:
+    """Bus bandwidth of those of a role's collectives for which latency does not decide."""
+    return bus_bandwidth(part.join(deciding.filter(decides=LATENCY), on="collective_id", how="anti"))
+
+
+def _undecided(deciding: pl.DataFrame) -> float | None:
+    """Share of the transfer time of which neither latency nor bytes are known to decide; None without sizes."""
+    if deciding.is_empty():
+        return None
+    unknown = deciding.filter(pl.col("decides").is_null())["transfer_ns"].sum()
+    return float(unknown) / float(deciding["transfer_ns"].sum())
 
 
 def _slower(model: Model, nodes: NDArray[np.int64]) -> float:
@@ -320,7 +379,7 @@ def _faster(model: Model, nodes: NDArray[np.int64], costs: float) -> tuple[float
     return speed, max(round(left[speed]), 0)
 
 
-def _findings(tables: dict[str, pl.DataFrame]) -> Iterator[Finding]:
+def _findings(tables: dict[str, pl.DataFrame], deciding: pl.DataFrame) -> Iterator[Finding]:
     if not tables[SLACK.name].height:
         yield Finding(
             "no_communication", "No matched collective: nothing can be said of slack.", value=0, unit="count"
@@ -328,32 +387,57 @@ def _findings(tables: dict[str, pl.DataFrame]) -> Iterator[Finding]:
     for row in tables[SLACK_ROLE.name].iter_rows(named=True):
         name = row["role"] or "role not reported"
         exposed = "" if row["exposed_ns"] is None else f"exposed {ms(row['exposed_ns']):.2f} ms a step, "
-        now = "" if row["busbw_gbps"] is None else f" at {row['busbw_gbps']:.0f} GB/s"
-        if row["costs_ns"] <= _UNCHANGED * row["step_ns"]:
-            less = (
-                f"{row['sufficient_gbps']:.0f} GB/s"
-                if row["busbw_gbps"]
-                else f"1/{row['slower_ratio']:.1f} of its speed"
-            )
-            at_most = "or less " if row["slower_ratio"] >= _MOST_SLOWER else ""
-            said = f"costs nothing{now}; {less} {at_most}would have sufficed"
-        else:
-            speed = (
-                f"{row['faster_gbps']:.0f} GB/s"
-                if row["faster_gbps"]
-                else f"{row['faster_ratio']:g} x the speed"
-            )
-            hides = row["left_ns"] <= _LEFT * row["costs_ns"]
-            said = f"costs {ms(row['costs_ns']):.2f} ms of a step{now}; {speed} would "
-            said += f"{'hide all but' if hides else 'still leave'} {ms(row['left_ns']):.2f}"
+        mine = tables[SLACK.name].filter(pl.col("role").eq_missing(pl.lit(row["role"], pl.String)))
+        few = few_bytes(deciding.join(mine, on="collective_id", how="semi"))
         yield Finding(
             "slack_role",
-            f"{name}: {exposed}{said}.",
+            f"{name}: {exposed}{_said(row, few)}.",
             value=row["costs_ns"],
             unit="ns",
             rows=({"table": SLACK_ROLE.name, "role": row["role"]},),
             severity=row["costs_ns"],
         )
+
+
+def _said(row: Mapping[str, Any], few: str | None) -> str:
+    """What the transfers of a role cost, and what would hide them: a bandwidth, or fewer collectives."""
+    costs = row["costs_ns"] > _UNCHANGED * row["step_ns"]
+    said = f"costs {ms(row['costs_ns']):.2f} ms of a step" if costs else "costs nothing"
+    if row["reason"] == _REASONS[LATENCY]:
+        if not costs:
+            return f"{said}; latency decides ({few}), not bandwidth"
+        return (
+            f"{said}; latency decides ({few}), so no bandwidth would hide it: fewer collectives, fused, less often, "
+            "asynchronous, or over fewer hops"
+        )
+    said += "" if row["busbw_gbps"] is None else f" at {_gbps(row['busbw_gbps'])}"
+    if not costs:
+        less = (
+            _gbps(row["sufficient_gbps"])
+            if row["sufficient_gbps"] is not None
+            else f"1/{row['slower_ratio']:.1f} of its speed"
+        )
+        return (
+            f"{said}; {less} {'or less ' if row['slower_ratio'] >= _MOST_SLOWER else ''}would have sufficed"
+        )
+    speed = (
+        _gbps(row["faster_gbps"])
+        if row["faster_gbps"] is not None
+        else f"{row['faster_ratio']:g} x the speed"
+    )
+    hides = row["left_ns"] <= _LEFT * row["costs_ns"]
+    said += f"; {speed} would {'hide all but' if hides else 'still leave'} {ms(row['left_ns']):.2f}"
+    if (row["undecided_ratio"] or 0) >= MOSTLY:
+        said += " (if bytes decide: messages of one size do not tell latency from bandwidth)"
+    return said
+
+
+def _gbps(value: float) -> str:
+    """A bandwidth with two digits at least: one below 1 GB/s is never 0."""
+    return f"{value:.0f} GB/s" if value >= _WHOLE_GBPS else f"{value:.2g} GB/s"
+
+
+_WHOLE_GBPS = 10.0
 
 
 QUESTION = Question(

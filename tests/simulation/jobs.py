@@ -39,6 +39,7 @@ from .engine import (
 US, MS, KIB, MIB = 1_000, 1_000_000, 1 << 10, 1 << 20
 MAIN, AUTOGRAD = 0, 1
 COMPUTE, BATCH, DDP, TENSOR, GATHER, SCATTER, REPLICATE, EXPERT, PIPE = 7, 13, 17, 18, 21, 22, 23, 24, 30
+NORM = 25
 FIRST_CAP = MIB  # of DDP's first bucket, where bucket_cap_mb is not given
 COPY_GBPS = 1500.0  # of a gradient into its bucket
 
@@ -85,6 +86,7 @@ class Job:
     ``group`` is the size of the inner groups: shards, tensor parallel ranks, pipeline stages or experts. ``side``
     says whether NCCL's side stream is led around before each launch, or is told after it. ``communication`` is a
     factor of every transfer; with 0 nothing is transferred and nobody waits. ``marked``: buckets are annotated.
+    ``norm_bytes``: all ranks of the job reduce so much ahead of the optimizer (4: the norm of the gradients).
     """
 
     kind: str = "dp"
@@ -117,6 +119,7 @@ class Job:
     item_each_step: bool = False
     marked: bool = False
     buffers: bool = False
+    norm_bytes: int = 0
     seed: int = 0
     planted: Planted | None = None
 
@@ -645,6 +648,9 @@ def _step(host: Host, step: int) -> None:
         host.copy("PtoP", job.planted_size("peer_copies", 0), COMPUTE, 64 * MIB)
     KINDS[job.kind](host)
     host.begin("optimizer")
+    if job.norm_bytes:
+        world = host.groups.of("world", range(job.ranks))
+        host.wait(COMPUTE, host.nccl(world, "AllReduce", job.norm_bytes, NORM, [COMPUTE]))
     for number in range(4):
         host.kernel(f"multi_tensor_{number % 2}", job.optimizer_ns / 4)
     host.pop()

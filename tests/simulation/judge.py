@@ -86,7 +86,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
 #: causes that transfers on the path are divided over, according to where they lie
 TRANSFER = (
     *("slow_communication", "compute_tail", "single_bucket", "small_buckets"),
-    *("compute_stream", "process_groups", "link_contention"),
+    *("compute_stream", "message_latency", "process_groups", "link_contention"),
 )
 
 #: cause -> the job without anything of that kind
@@ -172,7 +172,7 @@ def judge(trial: Trial, run: Run, answer: Answer) -> dict[str, Any]:
         "is_due": trial.is_due,
         "step_ms": step / MS,
         "said": [_said(row, step) for row in costly[:4]],
-        "false_alarms": _false_alarms(job, costly, step) if job.planted is None else [],
+        "false_alarms": false_alarms(job, costly, step) if job.planted is None else [],
         "first_right": None,
         "first_cause_right": None,
         "is_named": None,
@@ -229,7 +229,8 @@ def _is_right(row: dict[str, Any], planted: Planted) -> bool:
     return planted.phase is None or planted.cause == "pause_all" or row["phase"] == planted.phase
 
 
-def _false_alarms(job: Job, rows: list[dict[str, Any]], step: float) -> list[dict[str, Any]]:
+def false_alarms(job: Job, rows: list[dict[str, Any]], step: float) -> list[dict[str, Any]]:
+    """Causes of a clean job that are none (the rule above)."""
     made = []
     for row in rows:
         if (

@@ -59,6 +59,13 @@ CAUSES: tuple[Cause, ...] = (
         "with half as many buckets the time on the critical path stays the same",
     ),
     Cause(
+        "message_latency",
+        "collectives of few bytes: their latency decides, not bandwidth",
+        "make them fewer: fuse several into one, do them less often or asynchronously (async_op=True, and read the "
+        "value a step later), or over fewer hops (within a host first)",
+        "with half as many of them the step is as long, or with half the bytes each takes half as long",
+    ),
+    Cause(
         "bucket_scheduling",
         "a bucket is ready on the GPU, but launched late",
         "launch earlier: less host work in hooks, or gradient_as_bucket_view=True; if an earlier bucket holds it, let "

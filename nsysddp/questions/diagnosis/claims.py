@@ -12,6 +12,7 @@ from nsysddp.model.units import BYTES_PER_MIB, ms
 from nsysddp.questions.collectives import bandwidth
 from nsysddp.questions.diagnosis.causes import BY_CODE, Cause
 from nsysddp.questions.diagnosis.facts import LARGE_BYTES, SLOW_LINK, Facts
+from nsysddp.questions.latency import LATENCY, MOSTLY, few_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,7 @@ OPEN = 0.05
 _COMPARED = 0.5
 """With less of the time beside communication compared, what contention costs is mostly extrapolated."""
 
-_MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets")
+_MOVING = ("slow_communication", "compute_tail", "single_bucket", "small_buckets", "message_latency")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,38 @@ def rate_of(context: Context, own: pl.DataFrame, facts: Facts) -> Rate | None:
 
 
 @dataclass(frozen=True)
+class Messages:
+    """What decides how long the collectives of a cause take.
+
+    Attributes:
+        latency_ratio: share of its transfers for which latency decides.
+        undecided_ratio: share of which that is not told, though sizes are known.
+        few: those for which latency decides, in words; None where there are none.
+    """
+
+    latency_ratio: float = 0.0
+    undecided_ratio: float = 0.0
+    few: str | None = None
+
+    @classmethod
+    def of(cls, context: Context, own: pl.DataFrame) -> Messages:
+        """Of the parts of a cause."""
+        moved = own.filter(pl.col("kind") == "transfer")
+        ids = context.timed.select(pl.col("event").cast(moved.schema["event"]), "collective_id")
+        table = (
+            moved.group_by("event")
+            .agg(pl.col("cost").sum())
+            .join(ids, on="event")
+            .join(context.deciding, on="collective_id")
+        )
+        whole = float(moved["cost"].sum())
+        if not whole:
+            return cls()
+        shares = dict(table.group_by("decides").agg(pl.col("cost").sum() / whole).iter_rows())
+        return cls(shares.get(LATENCY, 0.0), shares.get(None, 0.0), few_bytes(table))
+
+
+@dataclass(frozen=True)
 class Case:
     """A cause with what was found of it.
 
@@ -115,6 +148,7 @@ class Case:
         is_even: it costs about as much in every step.
         parts: its rows of ``diagnosis_evidence``.
         rate: bandwidth of its collectives, if they are large.
+        messages: what decides how long its collectives take.
         grade: what the critical path rests on.
         unresolved_ratio: share of the path of which the trace cannot tell what it is there for.
         uneven_ratio: share of the path by which transfers are longer than the median of their like.
@@ -133,6 +167,7 @@ class Case:
     is_even: bool
     parts: pl.DataFrame
     rate: Rate | None
+    messages: Messages
     grade: str
     unresolved_ratio: float
     uneven_ratio: float
@@ -242,6 +277,9 @@ class Case:
 
     def _bandwidth(self) -> str:
         rate = self.rate
+        if self.cause.code in _MOVING and self.messages.latency_ratio >= MOSTLY:
+            said = "mostly" if self.cause.code == "message_latency" else "latency decides:"
+            return f"; {said} {self.messages.few}"
         if self.cause.code not in _MOVING or rate is None:
             return ""
         text = f"; busbw of its {rate.kind} of {rate.bytes / BYTES_PER_MIB:.0f} MiB is {rate.gbps:.0f} GB/s"
@@ -288,6 +326,16 @@ class Case:
             return BY_CODE["unexplained"].try_next
         if self.cause.code == "slow_communication" and self.rate is not None and self.rate.is_low:
             return "find out why the link is slow: `nvidia-smi topo -m`, NCCL_DEBUG=INFO (P2P, NVLS, NIC), nccl-tests"
+        if self.cause.code == "compute_tail" and self.messages.latency_ratio >= MOSTLY:
+            return (
+                "reduce the last gradients over fewer hops (within a host first), or less often (no_sync): a smaller "
+                "last bucket would take as long, since latency decides"
+            )
+        if self.cause.code == "slow_communication" and self.messages.undecided_ratio >= MOSTLY:
+            return (
+                "measure this collective with other sizes (nccl-tests): if its time falls with the bytes, send less "
+                "(bf16, or every n-th micro-step); if not, make them fewer or fuse them"
+            )
         return self.cause.try_next
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.questions.diagnosis.causes import BY_CODE
-from nsysddp.questions.diagnosis.claims import SMALL, Case, rate_of
+from nsysddp.questions.diagnosis.claims import SMALL, Case, Messages, rate_of
 from nsysddp.questions.diagnosis.competing import uneven_share
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.removal import saved_without_communication
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TRANSFERS = (
     *("slow_communication", "compute_tail", "single_bucket", "small_buckets", "compute_stream"),
-    *("no_prefetch", "process_groups", "link_contention"),
+    *("message_latency", "no_prefetch", "process_groups", "link_contention"),
 )
 """Causes of transfers: without communication there is none of them."""
 
@@ -164,6 +164,7 @@ def costs_of(
             is_even=_is_even(own, steps),
             parts=evidence.filter(pl.col("cause") == code),
             rate=rate_of(context, own, facts),
+            messages=Messages.of(context, own),
             grade=grade,
             unresolved_ratio=unresolved / path,
             uneven_ratio=uneven / mean,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import polars as pl
 from nsysddp.dependencies.queues import event_queues
 from nsysddp.questions.diagnosis.competing import lost_to_others
 from nsysddp.questions.diagnosis.facts import SLOW_LINK, Facts
+from nsysddp.questions.latency import LATENCY
 from nsysddp.questions.link import Link
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ def shares_of_transfers(
         slowed[rows] = share * computing.length_within(start[rows], end[rows])
     yield "link_contention", slowed, MOVING
     yield "small_buckets", _for_being_small(context, facts, event) * length, _UNPLACED
+    few = set(context.deciding.filter(decides=LATENCY)["collective_id"].to_list())
+    yield "message_latency", _of_collectives(context, event, few) * length, _UNPLACED
 
 
 _UNPLACED = ("slow_communication",)
@@ -153,7 +157,7 @@ def _for_being_small(context: Context, facts: Facts, event: Ints) -> Floats:
     return np.where(latency > SLOW_LINK, latency, 0.0)
 
 
-def _of_collectives(context: Context, event: Ints, collectives: frozenset[int]) -> NDArray[np.bool_]:
+def _of_collectives(context: Context, event: Ints, collectives: AbstractSet[int]) -> NDArray[np.bool_]:
     """Which events belong to one of these collectives?"""
     ids = np.full(context.trace.events.height + 1, -1, dtype=np.int64)
     ids[context.timed["event"].to_numpy()] = context.timed["collective_id"].fill_null(-1).to_numpy()
