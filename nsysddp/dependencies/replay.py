@@ -21,6 +21,7 @@ How it is solved is said in ``condensed``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,8 @@ class Program:
 
     def with_host(self, scale: float) -> Program:
         """The same with all of the host's own time scaled."""
+        if scale == 1:
+            return self
         host, of = self.is_call, self.weights
         return self.having(
             duration=np.where(host, of.duration * scale, of.duration),
@@ -460,6 +463,12 @@ class Steps:
     steady: NDArray[np.bool_]
     begin: float
 
+    @cached_property
+    def _runs(self) -> tuple[Ints, Ints]:
+        """Where runs of events of one step begin, and the step of each."""
+        first = np.flatnonzero(np.diff(self.index, prepend=-2))
+        return first, self.index[first]
+
     def lengths(self, end: Floats, added: Mapping[int, int] | None = None) -> Floats:
         """Length of each step: from the end of the steps before to the end of its last event, over all ranks.
 
@@ -468,9 +477,10 @@ class Steps:
             added: step of each node that a scenario added and that is an event.
         """
         finish = np.full(self.numbers.size, -np.inf)
-        known = self.index >= 0
-        place = np.searchsorted(self.numbers, self.index[known])
-        np.maximum.at(finish, place, end[: self.index.size][known])
+        first, of = self._runs
+        if first.size:
+            latest = np.maximum.reduceat(end[: self.index.size], first)
+            np.maximum.at(finish, np.searchsorted(self.numbers, of[of >= 0]), latest[of >= 0])
         for node, step in (added or {}).items():
             where = int(np.searchsorted(self.numbers, step))
             finish[where] = max(finish[where], end[node])

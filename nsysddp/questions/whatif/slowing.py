@@ -203,7 +203,8 @@ class Kernels:
         if not any(share.values()) and transfers is None:
             return replay.run(program)
         ranks = len(self.of_rank)
-        rank, stream = np.full((2, work.size), -1, dtype=np.int32)
+        rank = np.full(work.size, -1, dtype=np.int16 if ranks < 1 << 15 else np.int32)
+        stream = np.full_like(rank, -1) if transfers is not None else rank  # which nobody asks for then
         duration, shares, links = program.duration.copy(), np.zeros(ranks), np.zeros(ranks)
         sent = np.zeros(work.size, dtype=bool)
         for number, (name, part) in enumerate(self.of_rank.items()):
