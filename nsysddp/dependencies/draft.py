@@ -102,6 +102,7 @@ class Draft:
             arrival=column("arrival", self.arrival),
             meeting=longer(these.meeting, [member[0] for member in self._members]),
             member=longer(these.member, [member[1] for member in self._members]),
+            calls=these.calls,
         )
         weights = Weights(
             duration=column("duration", self.duration, 0),

@@ -102,19 +102,23 @@ class Program:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Start and end of every node in ns; shape (nodes,)."""
+    """Start and end of every node in ns; shape (nodes,). Calls of the host may be left out, and are 0 then."""
 
     start: Floats
     end: Floats
 
 
-def run(program: Program) -> Schedule:
+def run(program: Program, *, calls: bool = True) -> Schedule:
     """Start and end of every node, each as soon as all that it waits for allows.
+
+    Args:
+        program: to be run.
+        calls: also of the calls of the host.
 
     Raises:
         AnalysisError: nodes wait for each other in a circle, or one starts before what produced its data has ended.
     """
-    schedule = Schedule(*solve(program.structure, program.weights))
+    schedule = Schedule(*solve(program.structure, program.weights, calls=calls))
     these, lag = program.structure, program.weights.wait_lag
     if np.any(schedule.start[these.waiting] < schedule.end[these.awaited] + lag - 1):
         raise AnalysisError("in the replay an event starts before what it waits for has ended")
@@ -201,6 +205,7 @@ def recorded(graph: Graph) -> Program:
             arrival=met,
             meeting=meeting,
             member=member,
+            calls=(events, size),
         ),
         weights=Weights(
             duration=of_calls(transfer, own),

@@ -201,7 +201,7 @@ class Kernels:
             transfers: those that share links; None if none do.
         """
         if not any(share.values()) and transfers is None:
-            return replay.run(program)
+            return replay.run(program, calls=False)
         ranks = len(self.of_rank)
         rank = np.full(work.size, -1, dtype=np.int16 if ranks < 1 << 15 else np.int32)
         stream = np.full_like(rank, -1) if transfers is not None else rank  # which nobody asks for then
@@ -221,4 +221,5 @@ class Kernels:
                     stream[nodes], duration[nodes] = lane, work[nodes]
         beside = Beside(rank, sent, stream, shares, links)
         alone = program.having(duration=duration)
-        return replay.run(alone.having(duration=durations(alone.structure, alone.weights, beside)))
+        took = durations(alone.structure, alone.weights, beside)
+        return replay.run(alone.having(duration=took), calls=False)
