@@ -508,7 +508,7 @@ def steps_of(graph: Graph, launched: Attribution, warm: Sequence[int]) -> Steps:
     """The steps of a trace, with the warm-up steps that are left out."""
     events = graph.trace.events
     begin = float(events["start_ns"].min() or 0)  # type: ignore[arg-type]
-    index = launched.step.astype(np.int64)
+    index = launched.step
     if not (index >= 0).any():
         nothing = np.zeros(events.height, dtype=np.int64)
         return Steps(nothing, np.zeros(1, dtype=np.int64), (None,), np.ones(1, dtype=bool), begin)
