@@ -212,7 +212,7 @@ def test_a_replay_that_breaks_an_edge_is_refused(monkeypatch: pytest.MonkeyPatch
     scene.launch(0, 17, (10, 11), "b", ("main", 0.4, 0.5))
     program = replay.recorded(build(scene.trace()))
     monkeypatch.setattr(
-        replay, "solve", lambda these, _: (np.zeros(these.ahead.size), np.full(these.ahead.size, 1e6))
+        replay, "solve", lambda these, _, **__: (np.zeros(these.ahead.size), np.full(these.ahead.size, 1e6))
     )
     with pytest.raises(AnalysisError, match="before what it waits for"):
         replay.run(program)

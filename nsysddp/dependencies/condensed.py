@@ -46,6 +46,8 @@ class Structure:
         holding, held_by: the end of the one (a call) waits for the end of the other; shape (holds,).
         arrival: the arrival after which the node's own time begins: it ends that much later.
         meeting, member: the arrival of the one is not before the start of the other; shape (members,).
+        calls: nodes that are calls of the host, and their places in ``along``: the first, and one past the last. They
+            wait for no launch, and what a scenario changes is mostly something else.
     """
 
     along: Ints
@@ -60,6 +62,7 @@ class Structure:
     arrival: Ints
     meeting: Ints
     member: Ints
+    calls: tuple[int, int] = (0, 0)
 
     @cached_property
     def plan(self) -> _Plan:
@@ -92,12 +95,18 @@ class Weights:
     hold_lag: Floats
 
 
-def solve(structure: Structure, weights: Weights) -> tuple[Floats, Floats]:
-    """Start and end of every node in ns, each as soon as all that it waits for allows; shape (nodes,)."""
+def solve(structure: Structure, weights: Weights, *, calls: bool = True) -> tuple[Floats, Floats]:
+    """Start and end of every node in ns, each as soon as all that it waits for allows; shape (nodes,).
+
+    Args:
+        structure: who waits for whom.
+        weights: how long everything takes.
+        calls: also of ``Structure.calls``; else they stay 0.
+    """
     plan = structure.plan
     parts = Parts.of(structure, weights)
     origin = weights.origin[plan.heads]
-    parts.place(np.asarray(_longest(plan, edges(structure, weights, parts), origin)))
+    parts.place(np.asarray(_longest(plan, edges(structure, weights, parts), origin)), calls=calls)
     return parts.start, parts.end
 
 
@@ -145,7 +154,7 @@ def lags(structure: Structure, weights: Weights) -> Floats:
 def edges(structure: Structure, weights: Weights, parts: Parts) -> Floats:
     """From the point that each edge comes from to the one that waits: a term of a node, and a lag."""
     plan = structure.plan
-    return _terms(structure, plan, weights, parts.start, parts.end) + lags(structure, weights)[plan.lag]
+    return _terms(structure, weights, parts) + lags(structure, weights)[plan.lag]
 
 
 def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
@@ -162,12 +171,13 @@ def _backwards(plan: _Plan, weight: Floats, allowed: Floats) -> list[float]:
     return times
 
 
-def _terms(structure: Structure, plan: _Plan, weights: Weights, along: Floats, beside: Floats) -> Floats:
+def _terms(structure: Structure, weights: Weights, parts: Parts) -> Floats:
     """What each edge between points carries beside its lag: p or q of a node, to its start or to its end."""
+    plan = structure.plan
     node = plan.node
     duration = weights.duration[node]
     plain = (structure.arrival[node] < 0) & ~plan.holds[node]
-    to_start = np.where(plan.second, beside[node], along[node])
+    to_start = np.where(plan.second, parts.end[node], parts.along(node))
     to_end = np.where(plain, to_start + duration, np.where(plan.holds[node], 0.0, duration))
     return np.where(plan.to_end, to_end, to_start)
 
@@ -195,36 +205,43 @@ def _longest(plan: _Plan, weight: Floats, origin: Floats) -> list[float]:
 class Parts:
     """The lanes, some at a time: what does not hang on other lanes is computed in threads, in little memory.
 
-    Until the points are solved, ``start`` holds p and ``end`` holds q of each node.
+    Until the points are solved, ``start`` holds p and ``end`` holds q of each node; those of ``Structure.calls``, which
+    have no q, are in ``hosts``.
     """
 
     structure: Structure
     plan: _Plan
     weights: Weights
+    hosts: Floats
     start: Floats
     end: Floats
 
     @classmethod
     def of(cls, structure: Structure, weights: Weights) -> Parts:
         """``p`` and ``q`` of all nodes."""
-        made = cls(structure, structure.plan, weights, *np.empty((2, structure.along.size)))
-        made.each(made.sum_along)
-        made.each(made.run_beside)
+        times = np.zeros((2, structure.along.size))  # where nobody writes they take no memory
+        made = cls(structure, structure.plan, weights, _of_hosts(structure, weights), *times)
+        made.each(made.sum_along, made.plan.events)
+        made.each(made.run_beside, made.plan.events)
         return made
 
-    def each(self, work: Callable[[tuple[int, int]], None]) -> None:
-        """Do it for every part, given by its first and one-past-last place along the lanes."""
-        in_parallel(self.plan.parts, work, events=self.structure.along.size)
+    def each(self, work: Callable[[tuple[int, int]], None], parts: list[tuple[int, int]]) -> None:
+        """Do it for each of the parts, given by its first and one-past-last place along the lanes."""
+        in_parallel(parts, work, events=self.structure.along.size)
+
+    def along(self, nodes: Ints) -> Floats:
+        """``p`` of some nodes."""
+        first, last = self.structure.calls
+        inside = (nodes >= first) & (nodes < last)
+        if inside.all():
+            return self.hosts[nodes - first] if nodes.size else np.empty(0)
+        made = self.start[nodes]
+        made[inside] = self.hosts[nodes[inside] - first]
+        return made
 
     def sum_along(self, part: tuple[int, int]) -> None:
         """``p`` of every node."""
-        nodes, heads = self.structure.along[slice(*part)], self.plan.is_head[slice(*part)]
-        of = self.weights
-        step = of.ahead_lag[nodes] + of.excess[nodes]
-        step[1:] += of.duration[nodes[:-1]]
-        step[heads] = 0
-        total = np.cumsum(step)
-        self.start[nodes] = total - np.repeat(total[heads], np.diff(np.flatnonzero(heads), append=nodes.size))
+        self.start[self.structure.along[slice(*part)]] = _sums(self.structure, self.weights, part)
 
     def run_beside(self, part: tuple[int, int]) -> None:
         """``q`` of every node that has one."""
@@ -239,10 +256,10 @@ class Parts:
 
     def launched(self, node: Ints) -> Floats:
         """When its launch lets each node start, from the time of the point from which that counts."""
-        of, along = self.weights, self.start
-        call = self.structure.launcher[node]
-        after = np.where(self.plan.holds[call], 0.0, along[call] + of.duration[call])
-        begun = np.where(self.structure.from_start[node], along[call], after)
+        of, call = self.weights, self.structure.launcher[node]
+        along = self.along(call)
+        after = np.where(self.plan.holds[call], 0.0, along + of.duration[call])
+        begun = np.where(self.structure.from_start[node], along, after)
         let_go: Floats = begun + of.launch_lag[node] + of.excess[node]
         return let_go
 
@@ -255,11 +272,11 @@ class Parts:
         def of_segments(part: tuple[int, int]) -> None:
             nodes, heads = these.along[slice(*part)], np.flatnonzero(plan.is_head[slice(*part)])
             plain = (these.arrival[nodes] < 0) & ~plan.holds[nodes]
-            room = np.where(plain, deadline[nodes] - (self.start[nodes] + duration[nodes]), np.inf)
+            room = np.where(plain, deadline[nodes] - (self.along(nodes) + duration[nodes]), np.inf)
             first = plan.segments_before(part)
             made[first : first + heads.size] = np.minimum.reduceat(room, heads)
 
-        self.each(of_segments)
+        self.each(of_segments, plan.parts)
         second = np.flatnonzero(plan.beside >= 0)
         second = second[(these.arrival[second] < 0) & ~plan.holds[second]]
         np.minimum.at(made, plan.beside[second], deadline[second] - (self.end[second] + duration[second]))
@@ -268,14 +285,14 @@ class Parts:
         np.minimum.at(made, plan.end_points(held), deadline[held])
         return made
 
-    def place(self, times: Floats) -> None:
-        """Start and end of every node from the times of the points."""
+    def place(self, times: Floats, *, calls: bool) -> None:
+        """Start and end of every node from the times of the points; ``calls``: of those of the host too."""
         these, plan = self.structure, self.plan
 
         def of_part(part: tuple[int, int]) -> None:
             nodes = these.along[slice(*part)]
             segment = plan.segments_before(part) + np.cumsum(plan.is_head[slice(*part)]) - 1
-            start = times[segment] + self.start[nodes]
+            start = times[segment] + self.along(nodes)
             beside = plan.beside[nodes]
             second = np.flatnonzero(beside >= 0)
             start[second] = np.maximum(start[second], times[beside[second]] + self.end[nodes[second]])
@@ -288,7 +305,43 @@ class Parts:
             end[held] = times[plan.end_points(nodes[held])]
             self.start[nodes], self.end[nodes] = start, end
 
-        self.each(of_part)
+        self.each(of_part, plan.parts if calls else plan.events)
+
+
+def _sums(structure: Structure, weights: Weights, part: tuple[int, int]) -> Floats:
+    """``p`` of the nodes of a part."""
+    nodes, heads = structure.along[slice(*part)], structure.plan.is_head[slice(*part)]
+    step = weights.ahead_lag[nodes] + weights.excess[nodes]
+    step[1:] += weights.duration[nodes[:-1]]
+    step[heads] = 0
+    total = np.cumsum(step)
+    sums: Floats = total - np.repeat(total[heads], np.diff(np.flatnonzero(heads), append=nodes.size))
+    return sums
+
+
+def _of_hosts(structure: Structure, weights: Weights) -> Floats:
+    """``p`` of the calls of the host, kept for weights in which these are the same."""
+    plan, (first, last) = structure.plan, structure.calls
+
+    def same(other: Weights) -> bool:
+        return all(
+            mine is its or np.array_equal(mine[first:last], its[first:last])
+            for mine, its in (
+                (weights.duration, other.duration),
+                (weights.ahead_lag, other.ahead_lag),
+                (weights.excess, other.excess),
+            )
+        )
+
+    if not plan.hosts or not same(plan.hosts[-1][0]):
+        made = np.empty(last - first)
+
+        def sum_along(part: tuple[int, int]) -> None:
+            made[part[0] - first : part[1] - first] = _sums(structure, weights, part)
+
+        in_parallel([part for part in plan.parts if part not in plan.events], sum_along, events=made.size)
+        plan.hosts[:] = [(weights, made)]
+    return plan.hosts[-1][1]
 
 
 def _running_most(value: Floats, group: Ints) -> Floats:
@@ -321,6 +374,8 @@ class _Plan:
 
     Attributes:
         parts: first and one-past-last place along the lanes of what is computed together.
+        events: those that hold no ``Structure.calls``.
+        hosts: the last weights that were solved, and ``p`` of those calls.
         is_head: the node in this place along the lanes begins a segment.
         before_parts: segments before each part.
         heads: node of the head of each segment, whose number is that of its point.
@@ -340,6 +395,8 @@ class _Plan:
     """
 
     parts: list[tuple[int, int]]
+    events: list[tuple[int, int]]
+    hosts: list[tuple[Weights, Floats]]
     is_head: Flags
     before_parts: dict[int, int]
     heads: Ints
@@ -367,12 +424,14 @@ class _Plan:
         return self.heads.size + np.searchsorted(self.waiting_calls, calls)
 
 
-def _parts_of(opens: Flags) -> list[tuple[int, int]]:
-    """Whole lanes together until they have nodes enough."""
-    ends = np.append(np.flatnonzero(opens)[1:], opens.size) if opens.size else np.empty(0, dtype=np.int64)
-    wanted = np.arange(_NODES_AT_A_TIME, opens.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
+def _parts_of(opens: Flags, first: int, last: int) -> list[tuple[int, int]]:
+    """Whole lanes of these places together until they have nodes enough."""
+    if first == last:
+        return []
+    ends = first + np.append(np.flatnonzero(opens[first:last])[1:], last - first)
+    wanted = np.arange(first + _NODES_AT_A_TIME, last + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
-    return list(pairwise([0, *cuts]))
+    return list(pairwise([first, *cuts]))
 
 
 def _plan(these: Structure) -> _Plan:
@@ -382,7 +441,11 @@ def _plan(these: Structure) -> _Plan:
     segment = np.empty(count, dtype=np.int32)
     is_head = np.empty(count, dtype=bool)
     beside = np.full(count, -1, dtype=np.int32)
-    parts = _parts_of(these.opens)
+    first_call, last_call = these.calls
+    before, hosts, after = (
+        _parts_of(these.opens, *bounds) for bounds in ((0, first_call), these.calls, (last_call, count))
+    )
+    parts = [*before, *hosts, *after]
 
     def each(work: Callable[[slice], None]) -> None:
         in_parallel(parts, lambda part: work(slice(*part)), events=count)
@@ -475,6 +538,8 @@ def _plan(these: Structure) -> _Plan:
     by_turn = np.argsort(turn[target], kind="stable")
     return _Plan(
         parts=parts,
+        events=[*before, *after],
+        hosts=[],
         is_head=is_head,
         before_parts=before_parts,
         heads=heads,

@@ -21,6 +21,7 @@ How it is solved is said in ``condensed``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,8 @@ class Program:
 
     def with_host(self, scale: float) -> Program:
         """The same with all of the host's own time scaled."""
+        if scale == 1:
+            return self
         host, of = self.is_call, self.weights
         return self.having(
             duration=np.where(host, of.duration * scale, of.duration),
@@ -99,19 +102,23 @@ class Program:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Start and end of every node in ns; shape (nodes,)."""
+    """Start and end of every node in ns; shape (nodes,). Calls of the host may be left out, and are 0 then."""
 
     start: Floats
     end: Floats
 
 
-def run(program: Program) -> Schedule:
+def run(program: Program, *, calls: bool = True) -> Schedule:
     """Start and end of every node, each as soon as all that it waits for allows.
+
+    Args:
+        program: to be run.
+        calls: also of the calls of the host.
 
     Raises:
         AnalysisError: nodes wait for each other in a circle, or one starts before what produced its data has ended.
     """
-    schedule = Schedule(*solve(program.structure, program.weights))
+    schedule = Schedule(*solve(program.structure, program.weights, calls=calls))
     these, lag = program.structure, program.weights.wait_lag
     if np.any(schedule.start[these.waiting] < schedule.end[these.awaited] + lag - 1):
         raise AnalysisError("in the replay an event starts before what it waits for has ended")
@@ -198,6 +205,7 @@ def recorded(graph: Graph) -> Program:
             arrival=met,
             meeting=meeting,
             member=member,
+            calls=(events, size),
         ),
         weights=Weights(
             duration=of_calls(transfer, own),
@@ -460,6 +468,12 @@ class Steps:
     steady: NDArray[np.bool_]
     begin: float
 
+    @cached_property
+    def _runs(self) -> tuple[Ints, Ints]:
+        """Where runs of events of one step begin, and the step of each."""
+        first = np.flatnonzero(np.diff(self.index, prepend=-2))
+        return first, self.index[first]
+
     def lengths(self, end: Floats, added: Mapping[int, int] | None = None) -> Floats:
         """Length of each step: from the end of the steps before to the end of its last event, over all ranks.
 
@@ -468,9 +482,10 @@ class Steps:
             added: step of each node that a scenario added and that is an event.
         """
         finish = np.full(self.numbers.size, -np.inf)
-        known = self.index >= 0
-        place = np.searchsorted(self.numbers, self.index[known])
-        np.maximum.at(finish, place, end[: self.index.size][known])
+        first, of = self._runs
+        if first.size:
+            latest = np.maximum.reduceat(end[: self.index.size], first)
+            np.maximum.at(finish, np.searchsorted(self.numbers, of[of >= 0]), latest[of >= 0])
         for node, step in (added or {}).items():
             where = int(np.searchsorted(self.numbers, step))
             finish[where] = max(finish[where], end[node])
@@ -493,7 +508,7 @@ def steps_of(graph: Graph, launched: Attribution, warm: Sequence[int]) -> Steps:
     """The steps of a trace, with the warm-up steps that are left out."""
     events = graph.trace.events
     begin = float(events["start_ns"].min() or 0)  # type: ignore[arg-type]
-    index = launched.step.astype(np.int64)
+    index = launched.step
     if not (index >= 0).any():
         nothing = np.zeros(events.height, dtype=np.int64)
         return Steps(nothing, np.zeros(1, dtype=np.int64), (None,), np.ones(1, dtype=bool), begin)

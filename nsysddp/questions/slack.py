@@ -193,7 +193,7 @@ class Model:
         """Lengths of the steps with the transfers of these nodes so many times as long."""
         duration = self.program.duration.copy()
         duration[nodes] *= longer
-        return self.steps.lengths(replay.run(self.program.having(duration=duration)).end)
+        return self.steps.lengths(replay.run(self.program.having(duration=duration), calls=False).end)
 
     def saved_ns(self, lengths: Floats) -> float:
         """By how much the recorded step would be shorter, at the ratio of the replayed ones."""

@@ -101,7 +101,7 @@ class Model:
         steps = replay.steps_of(graph, context.attribution, warm)
         program = replay.recorded(graph)
         recorded = steps.lengths(context.trace.events["end_ns"].to_numpy().astype(np.float64))
-        lengths = steps.lengths(replay.run(program).end)
+        lengths = steps.lengths(replay.run(program, calls=False).end)
         base = steps.mean(recorded)
         if base <= 0:
             raise AnalysisError("the trace has no step with any length")
@@ -162,7 +162,7 @@ class Model:
 
     def mean(self, program: replay.Program, added: Mapping[int, int] | None = None) -> float:
         """Mean steady step of a replay, ns."""
-        return self.mean_of(replay.run(program), added)
+        return self.mean_of(replay.run(program, calls=False), added)
 
     def row(
         self, scenario: str, mean_ns: float, *others: float, reason: str | None = None
@@ -243,7 +243,7 @@ def _fit_host(program: replay.Program, steps: replay.Steps, measured_ns: int) ->
     """
 
     def step(scale: float) -> float:
-        return steps.mean(steps.lengths(replay.run(program.with_host(scale)).end))
+        return steps.mean(steps.lengths(replay.run(program.with_host(scale), calls=False).end))
 
     low, high = _HOST_SCALES
     floor = step(low)

@@ -107,14 +107,23 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
     name = f"faster_{factor:g}"
 
     def mean(
-        sent: Flags, share: Shares, link: Shares, odd: Floats | float = 0.0, excess: float = 1.0
+        sent: Flags,
+        share: Shares,
+        link: Shares,
+        odd: Floats | float = 0.0,
+        excess: Floats = program.weights.excess,
     ) -> float:
         """Mean step where these are sent faster, all but what is ``odd`` of them."""
+
+        def faster(took: Floats) -> Floats:
+            return np.where(sent, (took - odd) / factor + odd, took)
+
         sharing = transfers.with_share(link) if any(link.values()) else None
-        alone = duration if sharing is None else sharing.alone(duration)
-        quick, work = (np.where(sent, (took - odd) / factor + odd, took) for took in (duration, alone))
-        changed = program.having(duration=quick, excess=excess * program.weights.excess)
-        work = model.kernels.freed(work, share)
+        quick = faster(duration)
+        work = quick if sharing is None else faster(sharing.alone(duration))
+        changed = program.having(duration=quick, excess=excess)
+        if any(share.values()):
+            work = model.kernels.freed(work, share)
         return model.mean_of(model.kernels.settled(changed, work, share, sharing))
 
     middle = mean(communication, slowing.mid, transfers.share)
@@ -126,7 +135,8 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
             return silent
         middle = (others[0] + others[1]) / 2
     others += [mean(communication, share, transfers.share) for share in slowing.different[1:]]
-    others.append(mean(communication, slowing.mid, transfers.share, excess=0.0))
+    nothing_odd = np.zeros_like(program.weights.excess)
+    others.append(mean(communication, slowing.mid, transfers.share, excess=nothing_odd))
     may_meet = factor < 1 and not transfers.is_known and transfers.are_several
     if transfers.matters or may_meet:
         others.append(mean(communication, slowing.mid, transfers.other_share))

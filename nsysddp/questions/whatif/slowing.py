@@ -15,7 +15,7 @@ which mixes places of a layer; else nothing is known, and a band has to reach to
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsysddp.questions.whatif.sharing import Transfers
 
     Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    Ints = NDArray[np.integer[Any]]
 
 UNKNOWN_SHARE = 1 / 3
 """What kernels may lose beside communication where nothing is known: up to half as long again."""
@@ -145,7 +145,7 @@ class Kernels:
     """
 
     rows: Ints
-    beside: Floats
+    beside: Ints
     of_rank: Mapping[int, slice]
     communication: Mapping[int, Ints]
 
@@ -160,12 +160,13 @@ class Kernels:
         for rank in trace.rank_numbers:
             first, last = trace.rows_of(rank)
             mine = first + np.flatnonzero(computes[first:last])
-            rows.append(mine)
-            beside.append(trace.union(rank, ["communication"]).length_within(start[mine], end[mine]))
+            time = trace.union(rank, ["communication"]).length_within(start[mine], end[mine])
+            rows.append(mine.astype(np.int32))
+            beside.append(time if time.max(initial=0) >> 31 else time.astype(np.int32))
             of_rank[rank] = slice(at, at + mine.size)
             communication[rank] = first + np.flatnonzero(communicates[first:last])
             at += mine.size
-        return cls(np.concatenate(rows), np.concatenate(beside).astype(np.float64), of_rank, communication)
+        return cls(np.concatenate(rows), np.concatenate(beside), of_rank, communication)
 
     def joined_by(self, ranks: Mapping[int, int]) -> Kernels:
         """The same beside communication that a scenario adds, by node and rank."""
@@ -201,9 +202,10 @@ class Kernels:
             transfers: those that share links; None if none do.
         """
         if not any(share.values()) and transfers is None:
-            return replay.run(program)
+            return replay.run(program, calls=False)
         ranks = len(self.of_rank)
-        rank, stream = np.full((2, work.size), -1, dtype=np.int32)
+        rank = np.full(work.size, -1, dtype=np.int16 if ranks < 1 << 15 else np.int32)
+        stream = np.full_like(rank, -1) if transfers is not None else rank  # which nobody asks for then
         duration, shares, links = program.duration.copy(), np.zeros(ranks), np.zeros(ranks)
         sent = np.zeros(work.size, dtype=bool)
         for number, (name, part) in enumerate(self.of_rank.items()):
@@ -220,4 +222,5 @@ class Kernels:
                     stream[nodes], duration[nodes] = lane, work[nodes]
         beside = Beside(rank, sent, stream, shares, links)
         alone = program.having(duration=duration)
-        return replay.run(alone.having(duration=durations(alone.structure, alone.weights, beside)))
+        took = durations(alone.structure, alone.weights, beside)
+        return replay.run(alone.having(duration=took), calls=False)
