@@ -16,6 +16,7 @@ import polars as pl
 
 from nsysddp.dependencies.host import CLOCK_NS, Blocking, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
+from nsysddp.dependencies.sparse import Sparse
 from nsysddp.model import schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.units import NS_PER_US
@@ -124,8 +125,8 @@ class Graph:
     before: Rows
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
-    ready: Ints
-    last: Rows
+    ready: Sparse
+    last: Sparse
     matched: NDArray[np.bool_]
     queues: Queues
     lines: HostLines
@@ -141,7 +142,7 @@ class Graph:
         calls = self.lines.start.size
         place: NDArray[Any] = node - self.events
         entered = place >= calls
-        place[entered] = np.flatnonzero(self.lines.awaited >= 0)[place[entered] - calls]
+        place[entered] = self.lines.awaited.at[place[entered] - calls]
         return place
 
     def jumps(self, nodes: NDArray[Any]) -> NDArray[np.bool_]:
@@ -260,10 +261,9 @@ class _Hosts:
 def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule]) -> _Hosts:
     """Binding predecessors of calls, with room for those of events."""
     events, calls = end.size, lines.start.size
-    waiting = np.flatnonzero(lines.awaited >= 0)
-    awaited = lines.awaited[waiting]
+    waiting, awaited = lines.awaited.at, lines.awaited.value
     order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int32)
-    begin = np.concatenate([start, lines.start, lines.start[waiting]])
+    begin = np.concatenate([start, lines.start[:], lines.start[waiting]])
     of_calls = slice(events, events + calls)
     begun = begin[of_calls]
     begun[waiting] = np.minimum(end[awaited], lines.end[waiting])
@@ -271,7 +271,8 @@ def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule
     early = _early(lines, start)
     call, pulled = lines.launcher[early], start[early]
     floor = np.where(order[call] >= 0, begun[order[call]], NEVER) if calls else pulled
-    entered = lines.start.copy()
+    entered = begun.copy()
+    entered[waiting] = lines.start[waiting]
     np.minimum.at(entered, call, np.maximum(pulled, floor))
     late = begun[waiting]
     begun[:], begun[waiting] = entered, late
@@ -316,7 +317,7 @@ class _Bound:
 
 
 def _bind_events(
-    trace: Trace, queues: Queues, lines: HostLines, ready: Ints, hosts: _Hosts, active: frozenset[Rule]
+    trace: Trace, queues: Queues, lines: HostLines, ready: Sparse, hosts: _Hosts, active: frozenset[Rule]
 ) -> _Bound:
     """Of what is ahead in the queue, what was waited for, and the launch: the one that let the event go last.
 
@@ -325,7 +326,7 @@ def _bind_events(
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     waiting, awaited = queues.awaits.owner, queues.awaits.event
     usable = end[awaited] <= start[waiting]
-    signal = queues.awaits.latest(end, usable)
+    signal = queues.awaits.latest(end, start.size, usable)
     before, edge = hosts.before[: start.size], hosts.edge[: start.size]
     ambiguous = np.zeros(start.size, dtype=bool)
 
@@ -351,7 +352,8 @@ def _bind_events(
             let_go[ahead < 0] = NEVER
             wait(let_go, ahead, Edge.STREAM)
         if Rule.EVENT in active:
-            wait(np.where(signal[here] >= 0, end[signal[here]], NEVER), signal[here], Edge.EVENT)
+            waited_for = signal[here]
+            wait(np.where(waited_for >= 0, end[waited_for], NEVER), waited_for, Edge.EVENT)
 
         call = lines.launcher[here]
         launched = np.flatnonzero(call >= 0)
@@ -450,7 +452,7 @@ def _operations(trace: Trace) -> pl.DataFrame:
 
 
 def _lines(
-    trace: Trace, operations: pl.DataFrame, queues: Queues, ready: Ints, active: frozenset[Rule]
+    trace: Trace, operations: pl.DataFrame, queues: Queues, ready: Sparse, active: frozenset[Rule]
 ) -> HostLines:
     """The calls of the host with what they waited for."""
     if trace.calls is None or trace.launches is None or trace.calls.is_empty():
@@ -490,14 +492,21 @@ def _lines(
     )
 
 
-def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Rows, NDArray[np.bool_], int]:
+def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Sparse, Sparse, NDArray[np.bool_], int]:
     """``ready``, ``last`` and ``matched`` of every event, and how many ended before the last arrival."""
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     count = start.size
-    ready, last = start.copy(), np.arange(count, dtype=np.int32)
     matched = np.zeros(count, dtype=bool)
+
+    def of(member: Ints, arriver: Ints, arrival: Ints) -> tuple[Sparse, Sparse]:
+        return (
+            Sparse(member, arrival, lambda rows: start[rows], count),
+            Sparse(member, arriver.astype(np.int32), lambda rows: rows.astype(np.int32), count),
+        )
+
     if Rule.ARRIVAL not in active:
-        return ready, last, matched, 0
+        none = np.empty(0, dtype=np.int64)
+        return *of(none, none, none), matched, 0
     doubtful = trace.ranks.filter(pl.col("clock_residual_ns") > trace.clock_tolerance_ns)["rank"].to_list()
     event = trace.collectives["event"]
     rows = trace.collectives.with_columns(
@@ -534,8 +543,9 @@ def _arrivals(trace: Trace, active: frozenset[Rule]) -> tuple[Ints, Rows, NDArra
     in_time = own | (arrival < end[member])
     ended_early = int((~in_time).sum())
     member, arriver, arrival = member[in_time], arriver[in_time], arrival[in_time]
-    ready[member], last[member], matched[member] = arrival, arriver, True
-    return ready, last, matched, ended_early
+    matched[member] = True
+    order = np.argsort(member, kind="stable")
+    return *of(member[order], arriver[order], arrival[order]), matched, ended_early
 
 
 def check(graph: Graph) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.queues import Queues, Sets, queue_codes, ranks_of_processes, running_latest
+from nsysddp.dependencies.sparse import Gathered, Sparse
 from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
 
@@ -149,7 +151,6 @@ class HostLines:
         row: row of ``Trace.calls``, shape (hosts,).
         start: start in ns.
         end: end in ns.
-        before: position of the predecessor in the line, -1 for the first.
         awaited: row of EVENTS whose end the call waited for, -1 if it did not wait for one.
         holds: the events that each call had to wait for, whether or not one of them had it wait when it ran.
         leads_to: row of EVENTS that the call, or the next call of the line that launches, launched (-1: none does).
@@ -162,10 +163,9 @@ class HostLines:
     calls: pl.DataFrame
     ranks: tuple[NDArray[np.int32], Ints]
     row: Rows
-    start: Ints
+    start: Gathered
     end: Ints
-    before: Rows
-    awaited: Rows
+    awaited: Sparse
     holds: Sets
     leads_to: Rows
     launcher: Rows
@@ -180,7 +180,17 @@ class HostLines:
         nobody = np.full(events, -1, dtype=np.int32)
         rows, first = none.astype(np.int32), np.zeros(1, dtype=np.int64)
         empty = pl.DataFrame({"thread": none})
-        return cls(empty, (rows, first), rows, none, none, rows, rows, Sets.of({}, 0), rows, nobody, 0, 0, 0)
+        start, awaited = Gathered(none, rows), Sparse.of(rows, rows, 0)
+        return cls(empty, (rows, first), rows, start, none, awaited, Sets.of({}), rows, nobody, 0, 0, 0)
+
+    @cached_property
+    def before(self) -> Rows:
+        """Position of each call's predecessor in the line, -1 for the first, made when it is asked for."""
+        before = np.empty_like(self.row)
+        for low, high in pairwise(self.ranks[1].tolist()):
+            ahead = _before(self.start[low:high], self.end[low:high])
+            before[low:high] = np.where(ahead >= 0, ahead + np.int32(low), ahead)
+        return before
 
     @property
     def rank(self) -> NDArray[np.int32]:
@@ -208,7 +218,7 @@ def host_lines(
     trace: Trace,
     blocking: pl.DataFrame,
     queues: Queues,
-    ready: Ints,
+    ready: Sparse,
     *,
     fold: bool = True,
     all_threads: bool = False,
@@ -226,9 +236,7 @@ def host_lines(
     """
     assert trace.calls is not None
     end = trace.events["end_ns"].to_numpy()
-    ahead, signal = queues.before, queues.awaited
-    by_signal = (signal >= 0) & ((ahead < 0) | (end[signal] > end[ahead]))
-    events = _Events(trace, end, ready, np.where(by_signal, signal, ahead))
+    events = _Events(trace, end, ready, queues)
     blocking = blocking.sort("row", maintain_order=True)
     launcher = np.full(trace.events.height, -1, dtype=np.int32)
 
@@ -263,27 +271,34 @@ def _joined(trace: Trace, lines: list[_Line], launcher: Rows) -> HostLines:
     """
     assert trace.calls is not None
     first = np.cumsum([0, *(line.row.size for line in lines)])
-    held = np.concatenate([np.diff(line.waited.holds.first) for line in lines])
-    row = np.concatenate([line.row for line in lines])
-    start, end = trace.calls["start_ns"].to_numpy()[row], trace.calls["end_ns"].to_numpy()[row]
-    before, leads_to = np.empty_like(row), np.empty_like(row)
-    for line, (low, high) in zip(lines, pairwise(first.tolist()), strict=True):
+    row, leads_to = np.empty((2, first[-1]), dtype=np.int32)
+    end = np.empty(row.size, dtype=np.int64)
+    ends = trace.calls["end_ns"].to_numpy()
+
+    def place(number: int) -> None:
+        line, (low, high) = lines[number], first[number : number + 2].tolist()
+        row[low:high], end[low:high] = line.row, ends[line.row]
         base, own = trace.rows_of(line.rank)[0], launcher[slice(*trace.rows_of(line.rank))]
         leads_to[low:high] = _next_launched(own, high - low, base)
         own[own >= 0] += low
-        ahead = _before(start[low:high], end[low:high])
-        before[low:high] = np.where(ahead >= 0, ahead + np.int32(low), ahead)
+
+    in_parallel(range(len(lines)), place, events=row.size)
+    held = [(line.waited.holds, low) for line, low in zip(lines, first.tolist(), strict=False)]
+    awaited = [(line.waited.awaited, low) for line, low in zip(lines, first.tolist(), strict=False)]
     return HostLines(
         calls=trace.calls,
         ranks=(np.asarray([line.rank for line in lines], dtype=np.int32), first),
         row=row,
-        start=start,
+        start=Gathered(trace.calls["start_ns"].to_numpy(), row),
         end=end,
-        before=before,
-        awaited=np.concatenate([line.waited.awaited for line in lines]),
-        holds=Sets(
-            np.append(np.int32(0), np.cumsum(held, dtype=np.int32)),
-            np.concatenate([line.waited.holds.event for line in lines]),
+        awaited=Sparse.of(
+            np.concatenate([of.at + np.int32(low) for of, low in awaited]),
+            np.concatenate([of.value for of, _ in awaited]),
+            row.size,
+        ),
+        holds=Sets.ordered(
+            np.concatenate([sets.owner + low for sets, low in held]),
+            np.concatenate([sets.event for sets, _ in held]),
         ),
         leads_to=leads_to,
         launcher=launcher,
@@ -301,13 +316,20 @@ class _Events:
         trace: the trace.
         end: end of each event, ns.
         ready: time from which each no longer waited for other ranks.
-        held_by: the event that each waited for last, on its queue or another; -1 if none.
+        queues: what is ahead of each, and what it awaits.
     """
 
     trace: Trace
     end: Ints
-    ready: Ints
-    held_by: Rows
+    ready: Sparse
+    queues: Queues
+
+    def held_by(self, rows: Rows) -> Rows:
+        """The event that each of some waited for last, on its queue or another; -1 if none."""
+        ahead, signal = self.queues.before[rows], self.queues.awaited[rows]
+        by_signal = (signal >= 0) & ((ahead < 0) | (self.end[signal] > self.end[ahead]))
+        held: Rows = np.where(by_signal, signal, ahead)
+        return held
 
 
 class _Blocked(NamedTuple):
@@ -376,9 +398,7 @@ def _line(
         of_rank=of_rank,
         called=called,
         pageable=crosses[of_rank["name"].to_numpy()] & trace.is_class(rank, ["memory"]),
-        end=events.end,
-        ready=events.ready,
-        held_by=events.held_by,
+        events=events,
     )
     at = position[blocked.call]
     here = at >= 0
@@ -417,7 +437,7 @@ def _next_launched(called: Rows, size: int, first_event: int) -> Rows:
 class _Waited:
     """What the calls of one line waited for: ``awaited`` and ``holds`` of ``HostLines``, and counts."""
 
-    awaited: Rows
+    awaited: Sparse
     holds: Sets
     unresolved: int
     early: int
@@ -434,9 +454,7 @@ class _Waits:
         of_rank: the rank's events.
         called: position in the line of the call that launched each event, -1 if unknown.
         pageable: an asynchronous copy that blocks if its memory is pageable.
-        end: end of every event of the trace.
-        ready: time from which each event of the trace no longer waited for other ranks.
-        held_by: the event that each event of the trace waited for last, on its queue or another; -1 if none.
+        events: all events of the trace.
     """
 
     begun: Ints
@@ -446,9 +464,12 @@ class _Waits:
     of_rank: pl.DataFrame
     called: Rows
     pageable: NDArray[np.bool_]
-    end: Ints
-    ready: Ints
-    held_by: Rows
+    events: _Events
+
+    @property
+    def end(self) -> Ints:
+        """End of every event of the trace."""
+        return self.events.end
 
     def of(self, place: Rows, kind: Ints, source: Ints, values: Sets) -> _Waited:
         """What each call waited for.
@@ -474,41 +495,37 @@ class _Waits:
         event = np.concatenate([events, behind, own_event, async_event[blocked]])
 
         returned = self.returned[call] + CLOCK_NS
-        possible = (self.end[event] <= returned) & (self.ready[event] <= returned)
+        possible = (self.end[event] <= returned) & (self.events.ready[event] <= returned)
         call, event = call[possible], event[possible]
         order = np.lexsort((event, call))
         call, event = call[order], event[order]
         once = np.ones(call.size, dtype=bool)
         once[1:] = (call[1:] != call[:-1]) | (event[1:] != event[:-1])
         call, event = call[once], event[once]
-        holds = Sets.ordered(call, event, self.begun.size)
-        awaited = self._inside(holds.latest(self.end, self.end[event] > self.begun[call]))
-        waiting = np.flatnonzero(awaited >= 0)
+        holds = Sets.ordered(call, event)
+        awaited = self._inside(holds.latest(self.end, self.begun.size, self.end[event] > self.begun[call]))
         return _Waited(
             awaited,
             holds,
             unresolved=int(recorded.sum()) - int(np.unique(entry).size),
-            early=int((self.end[awaited[waiting]] > self.returned[waiting]).sum()),
+            early=int((self.end[awaited.value] > self.returned[awaited.at]).sum()),
         )
 
-    def _inside(self, awaited: Rows) -> Rows:
+    def _inside(self, latest: Sparse) -> Sparse:
         """What each call waited for, of which the path can go on: it began before the call returned.
 
         Work that seems to begin after the return is shorter than the clocks differ (a copy of 4 bytes): what that
         waited for held the call.
         """
-        awaited = awaited.copy()
+        call, event = latest.at, latest.value.copy()
         for _ in range(_SHORT_IN_A_ROW):
-            some = np.flatnonzero(awaited >= 0)
-            late = some[self.ready[awaited[some]] > self.returned[some]]
+            late = np.flatnonzero((event >= 0) & (self.events.ready[event] > self.returned[call]))
             if not late.size:
                 break
-            awaited[late] = self.held_by[awaited[late]]
-        some = np.flatnonzero(awaited >= 0)
-        event = awaited[some]
-        outside = (self.ready[event] > self.returned[some]) | (self.end[event] <= self.begun[some])
-        awaited[some[outside]] = -1
-        return awaited
+            event[late] = self.events.held_by(event[late])
+        outside = (self.events.ready[event] > self.returned[call]) | (self.end[event] <= self.begun[call])
+        event[outside] = -1
+        return Sparse.of(call, event, latest.size)
 
     def _all_launched(self, place: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Calls, and the latest-ending event of each queue among those launched before them."""

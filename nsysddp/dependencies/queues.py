@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from nsysddp.dependencies.sparse import Sparse
 from nsysddp.model.trace import in_parallel
 
 if TYPE_CHECKING:
@@ -58,60 +59,65 @@ def running_latest(end: Ints) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Sets:
-    """A set of events for each of several things.
+    """A set of events for each of several things; most things have none.
 
     Attributes:
-        first: where the set of each thing begins in ``event``, and a last entry behind them all; shape (things + 1,).
+        thing: those that have one, ascending; shape (sets,).
+        first: where the set of each begins in ``event``, and a last entry behind them all; shape (sets + 1,).
         event: rows of EVENTS, thing by thing.
     """
 
+    thing: Rows
     first: Rows
     event: Rows
 
     @classmethod
-    def of(cls, found: Mapping[int, Sequence[int]], size: int) -> Sets:
+    def of(cls, found: Mapping[int, Sequence[int]]) -> Sets:
         """From the sets of those things that have one."""
         members = [row for thing in sorted(found) for row in found[thing]]
         owner = np.repeat(sorted(found), [len(found[thing]) for thing in sorted(found)])
-        return cls.ordered(owner.astype(np.int64), np.asarray(members, dtype=np.int64), size)
+        return cls.ordered(owner.astype(np.int64), np.asarray(members, dtype=np.int64))
 
     @classmethod
-    def ordered(cls, owner: NDArray[Any], event: NDArray[Any], size: int) -> Sets:
+    def ordered(cls, owner: NDArray[Any], event: NDArray[Any]) -> Sets:
         """From pairs of a thing and an event, which ascend by thing."""
-        first = np.zeros(size + 1, dtype=np.int32)
-        np.cumsum(np.bincount(owner, minlength=size), out=first[1:])
-        return cls(first, event.astype(np.int32))
+        opens = np.flatnonzero(np.diff(owner, prepend=-1))
+        first = np.append(opens, owner.size).astype(np.int32)
+        return cls(owner[opens].astype(np.int32), first, event.astype(np.int32))
 
     @property
     def owner(self) -> Ints:
         """The thing to which each entry of ``event`` belongs."""
-        size = np.diff(self.first)
-        having = np.flatnonzero(size)
-        return np.repeat(having, size[having])
+        return np.repeat(self.thing.astype(np.int64), np.diff(self.first))
+
+    def of_things(self, first: int, last: int) -> slice:
+        """The entries of the things from ``first`` to before ``last``."""
+        low, high = self.first[np.searchsorted(self.thing, (first, last))].tolist()
+        return slice(low, high)
 
     def entries(self, thing: NDArray[Any]) -> tuple[Ints, Rows]:
         """The events of some things: for each entry the position in ``thing``, and the event; of -1 none."""
-        known = np.flatnonzero(thing >= 0)
-        begin = self.first[thing[known]]
-        size = self.first[thing[known] + 1] - begin
-        known, begin, size = known[size > 0], begin[size > 0], size[size > 0]
+        known = np.flatnonzero(np.isin(thing, self.thing))
+        place = np.searchsorted(self.thing, thing[known])
+        begin = self.first[place]
+        size = self.first[place + 1] - begin
         at = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
         return np.repeat(known, size), self.event[np.repeat(begin, size) + at]
 
-    def latest(self, end: NDArray[Any], kept: NDArray[np.bool_] | None = None) -> Rows:
+    def latest(self, end: NDArray[Any], things: int, kept: NDArray[np.bool_] | None = None) -> Sparse:
         """For each thing the event of its set that ended last (of equal ends the later row), -1 if it has none.
 
         Args:
             end: end of each event, shape (events,).
+            things: how many there are.
             kept: which entries count; shape of ``event``.
         """
         owner, event = self.owner, self.event
         if kept is not None:
             owner, event = owner[kept], event[kept]
         order = np.lexsort((event, end[event], owner))
-        latest = np.full(self.first.size - 1, -1, dtype=np.int32)
-        latest[owner[order]] = event[order]  # the last assignment wins
-        return latest
+        ends = np.flatnonzero(np.diff(owner[order], append=-1))
+        return Sparse.of(owner[order][ends], event[order][ends], things)
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,8 @@ class Queues:
         before: for each event the event ahead of it in its queue that ended last, -1 if none; shape (events,).
         awaits: for each event what the waits enqueued directly ahead of it stand for, but for events of its own queue.
         awaited: of that the event that ended last: what produced the data of a collective; -1 if none, shape (events,).
-        worked: for each event the newest event ahead of it in its queue that is no communication, -1 if none;
-            shape (events,).
+        worked: for each communication event the newest event ahead of it in its queue that is none, -1 if there is
+            none; shape (events,).
         values: for each operation the events that it stands for.
         inside_graph: the event is a node of a CUDA graph and not the first of its launch to run: nothing is known
             about what it waited for inside the graph; shape (events,).
@@ -134,8 +140,8 @@ class Queues:
 
     before: Rows
     awaits: Sets
-    awaited: Rows
-    worked: Rows
+    awaited: Sparse
+    worked: Sparse
     values: Sets
     inside_graph: NDArray[np.bool_]
     waits: int
@@ -215,7 +221,7 @@ def follow_queues(
         order_in_graphs: take the nodes of a CUDA graph for ordered by their stream, which they are not.
     """
     count = trace.events.height
-    before, worked = np.full((2, count), -1, dtype=np.int32)
+    before = np.full(count, -1, dtype=np.int32)
     inside = np.zeros(count, dtype=bool)
     ranks = ranks_of_processes(trace)
     process = operations["process"].cast(pl.Int64).to_numpy()
@@ -231,38 +237,43 @@ def follow_queues(
         )
         rows = found.rows
         inside[rows] = found.inside_graph
-        for of_trace, of_process in ((before, found.before), (worked, found.worked)):
-            of_trace[rows] = np.where(of_process >= 0, rows[of_process], np.int32(-1))
-        return found._replace(before=rows[:0], worked=rows[:0], inside_graph=inside[:0])
+        before[rows] = np.where(found.before >= 0, rows[found.before], np.int32(-1))
+        return found._replace(before=rows[:0], inside_graph=inside[:0])
 
     parts = in_parallel(numbers, of, events=count)
     owner = np.concatenate([part.rows[part.waiting] for part in parts])
     event = np.concatenate([part.rows[part.awaited] for part in parts])
     order = np.argsort(owner, kind="stable")
-    awaits = Sets.ordered(owner[order], event[order], count)
-    values = [(part.values, part.rows) for part in parts]
-    firsts = np.cumsum([0, *(held.event.size for held, _ in values)])
+    awaits = Sets.ordered(owner[order], event[order])
+    joins = np.concatenate([part.rows[part.communication] for part in parts])
+    worked = np.concatenate([part.rows[part.worked] for part in parts])
+    order = np.argsort(joins, kind="stable")
     return Queues(
         before=before,
         awaits=awaits,
-        awaited=awaits.latest(trace.events["end_ns"].to_numpy()),
-        worked=worked,
-        values=Sets(
-            np.concatenate(
-                [
-                    *(
-                        held.first[:-1] + np.int32(base)
-                        for (held, _), base in zip(values, firsts, strict=False)
-                    ),
-                    firsts[-1:].astype(np.int32),
-                ]
-            ),
-            np.concatenate([rows[held.event] for held, rows in values]),
-        ),
+        awaited=awaits.latest(trace.events["end_ns"].to_numpy(), count),
+        worked=Sparse.of(joins[order], worked[order], count),
+        values=_one_after_the_other(parts),
         inside_graph=inside,
         waits=sum(part.counts[0] for part in parts),
         unresolved_waits=sum(part.counts[1] for part in parts),
         empty_waits=sum(part.counts[2] for part in parts),
+    )
+
+
+def _one_after_the_other(parts: Sequence[_Followed]) -> Sets:
+    """What all operations stand for, process by process."""
+    operations = np.cumsum([0, *(part.operations for part in parts)])
+    entries = np.cumsum([0, *(part.values.event.size for part in parts)])
+    return Sets(
+        np.concatenate([p.values.thing + np.int32(base) for p, base in zip(parts, operations, strict=False)]),
+        np.concatenate(
+            [
+                *(p.values.first[:-1] + np.int32(base) for p, base in zip(parts, entries, strict=False)),
+                entries[-1:].astype(np.int32),
+            ]
+        ),
+        np.concatenate([part.rows[part.values.event] for part in parts]),
     )
 
 
@@ -273,15 +284,20 @@ def _run(values: Ints, value: int) -> tuple[int, int]:
 
 
 class _Followed(NamedTuple):
-    """Of one process what ``Queues`` says; events are counted from its first, ``rows`` are theirs in the trace."""
+    """Of one process what ``Queues`` says; events are counted from its first, ``rows`` are theirs in the trace.
+
+    ``worked`` is of those ``communication`` events that have it; ``operations`` is the number of operations.
+    """
 
     rows: Rows
     before: Rows
+    communication: Rows
     worked: Rows
     inside_graph: NDArray[np.bool_]
     waiting: Ints
     awaited: NDArray[Any]
     values: Sets
+    operations: int
     counts: tuple[int, int, int]
 
 
@@ -330,8 +346,10 @@ def _of_process(
     waiting, awaited = _awaits(held, order, head)
     inside = np.zeros(order.size, dtype=bool)
     inside[order] = head < np.arange(order.size, dtype=np.int32)
-    worked = _newest_work(order, first_of_queue, head, works)
-    return _Followed(rows, before, worked, inside, waiting, awaited, values, counts)
+    communication, worked = _newest_work(order, first_of_queue, head, works)
+    return _Followed(
+        rows, before, communication, worked, inside, waiting, awaited, values, operations.height, counts
+    )
 
 
 @dataclass(frozen=True)
@@ -362,20 +380,23 @@ def _awaits(held: Mapping[int, Sequence[int]], order: Rows, head: Rows) -> tuple
 
     Nodes of a graph launch await what it does.
     """
-    by_position = Sets.of(held, order.size)
+    by_position = Sets.of(held)
     place = np.empty(order.size, dtype=np.int32)
     place[order] = head
     return by_position.entries(place)
 
 
-def _newest_work(order: Rows, first_of_queue: Rows, head: Rows, works: NDArray[np.bool_]) -> Rows:
-    """``Queues.worked``: the latest place before each that holds no communication, within its queue."""
-    place = np.arange(order.size, dtype=np.int32)
-    newest = np.maximum.accumulate(np.where(works[order], place, np.int32(-1))) if order.size else place
-    before = np.where(head > 0, newest[head - 1], np.int32(-1))
-    worked = np.empty(order.size, dtype=np.int32)
-    worked[order] = np.where(before >= first_of_queue, order[before], np.int32(-1))
-    return worked
+def _newest_work(
+    order: Rows, first_of_queue: Rows, head: Rows, works: NDArray[np.bool_]
+) -> tuple[Rows, Rows]:
+    """``Queues.worked``: communication events, and what is in the latest place before each, within its queue."""
+    in_order = works[order]
+    worked_at, joins = np.flatnonzero(in_order), np.flatnonzero(~in_order)
+    ahead = np.searchsorted(worked_at, head[joins]) - 1
+    joins, ahead = joins[ahead >= 0], ahead[ahead >= 0]
+    before = worked_at[ahead]
+    in_queue = before >= first_of_queue[joins]
+    return order[joins[in_queue]], order[before[in_queue]]
 
 
 def _heads_of_graph_launches(
@@ -480,7 +501,8 @@ def _resolve(
         pending[at] = merged(pending[at], target)
         if has_follower:
             held[position] = [row for row in pending[at] if lane_of[row] != at]
-    return Sets.of(dict(enumerate(value)), size), held, (waits, unresolved, empty)
+    stands_for = Sets.of({number: found for number, found in enumerate(value) if found})
+    return stands_for, held, (waits, unresolved, empty)
 
 
 def _record_of(operations: pl.DataFrame) -> Ints:

@@ -154,7 +154,9 @@ def recorded(graph: Graph) -> Program:
     waits = graph.queues.awaits
     lags = _latencies(graph, start, end)
     arrival, meeting, member = _arrivals(graph)
-    transfer = np.where(arrival >= 0, end - np.maximum(graph.ready, start), end - start)
+    transfer = end - start
+    joined = np.flatnonzero(arrival >= 0)
+    transfer[joined] = end[joined] - np.maximum(graph.ready[joined], start[joined])
     own, hold_lag = _returns(graph, end)
 
     size = events + calls
@@ -189,8 +191,9 @@ def recorded(graph: Graph) -> Program:
     excess = of_calls(None, None)
     odd = np.flatnonzero(lags.excess)
     excess[odd] = lags.excess[odd]
-    gap = lines.start.astype(np.float64)
-    gap -= np.where(before >= 0, lines.end[before], lines.start) if calls else 0
+    begun = lines.start[:]
+    gap = begun.astype(np.float64)
+    gap -= np.where(before >= 0, lines.end[before], begun) if calls else 0
     made = Program(
         structure=Structure(
             along=along,
@@ -325,7 +328,7 @@ def _latencies(graph: Graph, start: Ints, end: Ints) -> _Lags:
 
     def fill(rank: int) -> None:
         first, last = graph.trace.rows_of(rank)
-        here, there = slice(first, last), slice(int(waits.first[first]), int(waits.first[last]))
+        here, there = slice(first, last), waits.of_things(first, last)
         slack = _Slack.of(graph, rank, start, end, own)
         of_side, hangs = side[here], np.isfinite(slack.latency)
 
@@ -382,7 +385,7 @@ class _Slack:
         first, last = graph.trace.rows_of(rank)
         begun = start[first:last]
         ahead, call = graph.queues.before[first:last], lines.launcher[first:last]
-        entries = slice(int(waits.first[first]), int(waits.first[last]))
+        entries = waits.of_things(first, last)
         owner, event = waits.owner[entries] - first, waits.event[entries]
         recorded = (begun[owner] - end[event]).astype(np.float64)
         by_wait = np.full(begun.size, np.inf)
@@ -441,9 +444,9 @@ def _returns(graph: Graph, end: Ints) -> tuple[Floats, Floats]:
     """
     lines = graph.lines
     holds = lines.holds
-    length = (lines.end - lines.start).astype(np.float64)
-    held = holds.latest(end, end[holds.event] > lines.start[holds.owner])
-    own = np.where(held >= 0, np.minimum(length, RETURN_NS), length)
+    own = (lines.end - lines.start[:]).astype(np.float64)
+    held = holds.latest(end, own.size, end[holds.event] > lines.start[holds.owner])
+    own[held.at] = np.minimum(own[held.at], RETURN_NS)
     after = (lines.end[holds.owner] - end[holds.event]).astype(np.float64)
     binds = held[holds.owner] == holds.event
     usual = float(np.median(after[binds])) if binds.any() else 0.0

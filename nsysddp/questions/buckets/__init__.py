@@ -488,9 +488,8 @@ def _consumers(trace: Trace, graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
     """row, consumer_ns, slack_ns and prefetch_distance of the gathers."""
     gathers = rows.filter(pl.col("role").is_in([GATHER_FORWARD, GATHER_BACKWARD]))
     awaited = graph.queues.awaited
-    waiting = np.flatnonzero(
-        np.isin(awaited, gathers["event"].to_numpy()) & (trace.events["class"] != "communication").to_numpy()
-    )
+    waiting = awaited.at[np.isin(awaited.value, gathers["event"].to_numpy())]
+    waiting = waiting[(trace.events["class"].gather(waiting) != "communication").to_numpy()]
     start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
     ahead = graph.queues.before[waiting]
     launch = (

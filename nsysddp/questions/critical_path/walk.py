@@ -125,9 +125,8 @@ def _walk(graph: Graph, walks: Walks, *, across: bool) -> tuple[Rows, Ints]:
     A path begins with the node that is the last to begin at or before its window, or that has no predecessor. This
     is the only loop over nodes in the analysis, and it visits only those on paths.
     """
-    begin, ready = memoryview(graph.begin.data), memoryview(graph.ready.data)
-    before, last = memoryview(graph.before.data), memoryview(graph.last.data)
-    events = graph.events if across else 0  # of these a path over all ranks may leave the rank
+    begin, before = memoryview(graph.begin.data), memoryview(graph.before.data)
+    leaves = _leaves(graph) if across else {}
     nodes = array("i")
     lengths: list[int] = []
     for node, stop in zip(reversed(walks.event.tolist()), reversed(walks.start.tolist()), strict=True):
@@ -135,10 +134,11 @@ def _walk(graph: Graph, walks: Walks, *, across: bool) -> tuple[Rows, Ints]:
         at = node
         while at >= 0:
             nodes.append(at)
-            if at < events and last[at] != at:
-                if ready[at] <= stop:
+            if at in leaves:
+                ready, last = leaves[at]
+                if ready <= stop:
                     break
-                at = last[at]
+                at = last
             else:
                 if begin[at] <= stop:
                     break
@@ -148,6 +148,19 @@ def _walk(graph: Graph, walks: Walks, *, across: bool) -> tuple[Rows, Ints]:
         lengths.append(len(nodes) - size)
     lengths.reverse()
     return np.frombuffer(nodes, dtype=np.int32)[::-1], np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _leaves(graph: Graph) -> dict[int, tuple[int, int]]:
+    """The events at which a path over all ranks leaves the rank: since when, and to which event."""
+    event, last = graph.last.at, graph.last.value
+    leaves = last != event
+    return dict(
+        zip(
+            event[leaves].tolist(),
+            zip(graph.ready.value[leaves].tolist(), last[leaves].tolist(), strict=True),
+            strict=True,
+        )
+    )
 
 
 _GAP, _WAIT, _ACTIVITY = 0, 1, 2

@@ -77,7 +77,7 @@ def blocking_calls(graph: Graph, parts: pl.DataFrame, host: NDArray[np.bool_]) -
     elapsed = np.cumsum(duration) - duration
     since = elapsed - elapsed[last] - duration[last]
     call = found[last]
-    follows = host & (last >= run_start) & (since < (lines.end - lines.start)[call])
+    follows = host & (last >= run_start) & (since < lines.end[call] - lines.start[call])
     follows &= ~parts["is_long"].to_numpy()
     return np.where(found >= 0, found, np.where(follows, call, -1))
 
@@ -95,9 +95,10 @@ def _own_copies(graph: Graph, event: Ints, memory: NDArray[np.bool_]) -> Ints:
 def _calls_at(graph: Graph, rank: Ints, end: Ints) -> Ints:
     """The blocking call of the rank that is in progress, or has just returned, at each time."""
     lines = graph.lines
+    waiting = lines.awaited.at
     found = np.full(rank.size, -1, dtype=np.int64)
     for number in np.unique(rank):
-        calls = np.flatnonzero((lines.rank == number) & (lines.awaited >= 0))
+        calls = waiting[lines.ranks_of(waiting) == number]
         calls = calls[np.argsort(lines.end[calls], kind="stable")]
         mine = np.flatnonzero(rank == number)
         at = np.searchsorted(lines.end[calls], end[mine], side="left").clip(max=calls.size - 1)

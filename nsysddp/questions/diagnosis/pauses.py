@@ -108,5 +108,6 @@ def _waits_unresolved(context: Context) -> NDArray[np.bool_]:
     assert calls is not None
     names = calls["name"].gather(lines.row)
     waits = [name for name in names.unique().to_list() if name and blocking_kind(name) != Blocking.NOTHING]
-    flags: NDArray[np.bool_] = names.is_in(waits).fill_null(False).to_numpy() & (lines.awaited < 0)
+    flags: NDArray[np.bool_] = names.is_in(waits).fill_null(False).to_numpy().copy()
+    flags[lines.awaited.at] = False
     return flags

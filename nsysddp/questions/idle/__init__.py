@@ -231,7 +231,7 @@ def _named(context: Context, graph: Graph, gaps: Gaps, pieces: Pieces, shared: F
 
     # Calls that hold the host by themselves: no matter what they also waited for, and how long.
     allocates, copies = _allocating_and_copying(graph)
-    holds = (allocates | copies) & (graph.lines.end - graph.lines.start > LAUNCH_NS)
+    holds = (allocates | copies) & (graph.lines.end - graph.lines.start[:] > LAUNCH_NS)
     calling = np.flatnonzero(((activity == _CALL) | (activity == _SYNC)) & (line >= 0))
     cause[calling[allocates[line[calling]]]] = _ALLOCATED
     cause[calling[(copies & holds)[line[calling]] & (cause[calling] == _LAUNCH)]] = _MEMORY
@@ -323,7 +323,8 @@ def _consequences(
     if not lines.start.size:
         return blamed, share
     position = np.arange(lines.start.size)
-    waits = lines.awaited >= 0
+    waits = np.zeros(position.size, dtype=bool)
+    waits[lines.awaited.at] = True
     waited = _last_in_line(lines.rank, np.where(waits | holds, position, -1))
     events = np.flatnonzero(lines.launcher >= 0)
     launcher = lines.launcher[events]
@@ -349,7 +350,7 @@ def _consequences(
     late, call = late[held], call[held]
 
     # The lead that the call took: it blocked from its start to the end of what it waited for, or by itself.
-    until = np.where(waits & ~allocates, graph.end[lines.awaited], lines.end)[call]
+    until = np.where((waits & ~allocates)[call], graph.end[lines.awaited[call]], lines.end[call])
     budget = until - lines.start[call]
     length = pieces.end[late] - pieces.start[late]
     order = np.lexsort((pieces.start[late], call))
@@ -413,10 +414,10 @@ def _frame(
     event = _or_null(gaps.event[gap])
     other = activity == _OTHER_RANK
     api = trace.calls["name"] if trace.calls is not None else pl.Series(dtype=pl.String)
-    row, thread, opened = (pl.Series(a) for a in (graph.lines.row, graph.lines.thread, graph.lines.start))
+    row, thread, opened = (pl.Series(a) for a in (graph.lines.row, graph.lines.thread, graph.lines.start[:]))
     at, called_from = _or_null(line), _or_null(source)
     awaited_rows = _or_null(awaited)
-    last = pl.Series(graph.last).gather(awaited_rows)
+    last = _or_null(graph.last[awaited])
     foreign = trace.events["rank"].gather(last).cast(pl.Int64)
     matched = pl.Series(graph.matched).gather(awaited_rows).fill_null(False)
     return pl.DataFrame(

@@ -44,7 +44,7 @@ _SERIAL = "the buckets run on a stream that computes too, where other buckets wo
 def _beside_work(graph: Graph, buckets: Buckets) -> bool:
     """Is there computation in the queues of the buckets?"""
     events = [bucket.event for backward in buckets.backwards for bucket in backward.buckets]
-    return bool((graph.queues.worked[events] >= 0).any())
+    return bool((graph.queues.worked[np.asarray(events, dtype=np.int64)] >= 0).any())
 
 
 def bucket_scenarios(model: Model, ask: Ask) -> tuple[list[dict[str, object]], Wire | None, Buckets | None]:
