@@ -31,6 +31,7 @@ _SCREENS = {
     "diagnosis": "nsysddp.render.diagnosis:print_diagnosis",
     "idle": "nsysddp.render.per_step:print_idle",
     "whatif": "nsysddp.render.whatif:print_whatif",
+    "slack": "nsysddp.render.slack:print_slack",
 }
 """Questions with a screen of their own; the others show their findings and one table."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsysddp.model.names import counted
+import polars as pl
+
+from nsysddp.model.names import counted, members_brief
 from nsysddp.model.units import ms
-from nsysddp.render.screen import Column, Grid, bullet, care, console, heading, title
+from nsysddp.render.screen import MOST_ROWS, Column, Grid, bullet, care, console, heading, title
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -34,18 +36,35 @@ def print_communicators(result: Result, out: Console | None = None) -> None:
         for role, evidence in reasons.iter_rows():
             screen.print(bullet(f"{role or 'not reported'}: {evidence or 'unknown'}", style="dim"))
         heading(screen, "What NCCL says of algorithm, protocol and channels")
-        for line in dict.fromkeys(map(_sentence, result["nccl_says"].iter_rows(named=True))):
+        for line in _sentences(result["nccl_says"]):
             screen.print(bullet(line, style="dim"))
     care(screen, result)
 
 
-def _sentence(row: Mapping[str, Any]) -> str:
-    kind = row["kind"].replace("_", "-")
+def _sentences(says: pl.DataFrame) -> Iterator[str]:
+    """What NCCL says, each thing once: of which kinds, and of how many groups."""
+    said: dict[str, tuple[dict[str, None], dict[int | None, None]]] = {}
+    for row in says.iter_rows(named=True):
+        kinds, groups = said.setdefault(_said(row), ({}, {}))
+        kinds[row["kind"].replace("_", "-")] = None
+        if row["source"] is not None:
+            groups[row["group"]] = None
+    for text, (kinds, groups) in said.items():
+        of = (
+            f" of group {next(iter(groups))}"
+            if len(groups) == 1
+            else f" of {len(groups)} groups"
+            if groups
+            else ""
+        )
+        yield f"{', '.join(kinds)}{of}: {text}"
+
+
+def _said(row: Mapping[str, Any]) -> str:
     if row["source"] is None:
-        return f"{kind}: nothing; {row['note']}"
+        return f"nothing; {row['note']}"
     channels = None if row["channels"] is None else counted(row["channels"], "channel")
-    known = ", ".join(filter(None, [row["algorithm"], row["protocol"], channels]))
-    return f"{kind} of group {row['group']}: {known} (by {row['source']})"
+    return f"{', '.join(filter(None, [row['algorithm'], row['protocol'], channels]))} (by {row['source']})"
 
 
 def _print_groups(screen: Console, result: Result) -> None:
@@ -54,9 +73,9 @@ def _print_groups(screen: Console, result: Result) -> None:
         [
             Column("group", style="bold"),
             Column("role", left=True),
-            Column("ranks", left=True),
+            Column("ranks", left=True, whole=True),
             Column("hosts", spare=1),
-            Column("kinds", left=True, spare=2),
+            Column("kinds", left=True, whole=True, spare=5),
             Column("rank"),
             Column("MB", spare=4),
             Column("hidden", style="green"),
@@ -66,27 +85,39 @@ def _print_groups(screen: Console, result: Result) -> None:
             Column("GB/s\n(bus)", spare=3),
         ]
     )
+    grid.total = groups.height
     unsplit = len(grid.columns) == 12
-    for row in groups.iter_rows(named=True):
-        cells = _cells(row)
+    members = dict(
+        result["communicator_rank"].group_by("group").agg(pl.col("rank").unique().sort()).iter_rows()
+    )
+    for row in groups.head(MOST_ROWS).iter_rows(named=True):
+        cells = _cells(row, members[row["group"]])
         grid.add(*(cells if unsplit else [*cells[:10], cells[11]]))
     grid.print(screen, "--table communicator --format csv")
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], members: Sequence[int]) -> list[str]:
     hidden = [row[f"hidden_{part}_ns"] for part in ("transfer", "wait", "unsplit")]
     return [
         "" if row["group"] is None else str(row["group"]),
         row["role"] or "?",
-        row["ranks"] or "?",
+        "?" if row["ranks"] is None else members_brief(members),
         "?" if row["hosts"] is None else str(row["hosts"]),
-        row["kinds"],
+        row["kinds"].replace("_", "-"),
         str(row["rank"]),
         "?" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.0f}",
         "?" if None in hidden else f"{ms(sum(hidden)):.2f}",
         *(_time(row[f"exposed_{part}_ns"]) for part in ("transfer", "wait", "unsplit")),
-        "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.1f}",
+        _bandwidth(row["busbw_gbps"]),
     ]
+
+
+def _bandwidth(gbps: float | None) -> str:
+    """A bandwidth; of a few bytes it is nearly nothing, and never 0."""
+    return "?" if gbps is None else "<0.1" if 0 < gbps < _LEAST_GBPS else f"{gbps:.1f}"
+
+
+_LEAST_GBPS = 0.05
 
 
 def _time(ns: int | None) -> str:

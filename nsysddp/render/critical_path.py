@@ -76,7 +76,9 @@ def _print_paths(screen: Console, result: Result) -> None:
         maintain_order="left",
     ).with_columns(pl.col(shown).fill_null(0))
     few = rows.height <= _MOST_STEPS
-    tied = "; ~ other ranks end within 50 us" if steps["tied"].any() else ""
+    tied = "; ~ tied: others end within 50 us" if steps["tied"].any() else ""
+    every = rows.height if few else rows.filter(~pl.col("is_warmup"))["path_rank"].n_unique()
+    most = _MOST_TIED if steps["tied"].any() and every > MOST_ROWS else MOST_ROWS
     heading(
         screen,
         f"{'Each path' if few else 'Paths by the rank that they end on'} (ms{_statistic(rows, few)}{tied})",
@@ -97,7 +99,8 @@ def _print_paths(screen: Console, result: Result) -> None:
         gap=2 if screen.width > _NARROW else 1,
     )
     digits = 3 if screen.width > _NARROW else 2
-    for row in rows.iter_rows(named=True) if few else _by_rank(rows, shown):
+    grid.total = every
+    for row in rows.iter_rows(named=True) if few else _by_rank(rows, shown)[:most]:
         values = [row[kind] or 0 for kind in shown]
         grid.add(
             f"{row['step'] or 'capture'}{' (warm-up)' if row['is_warmup'] else ''}"
@@ -110,9 +113,24 @@ def _print_paths(screen: Console, result: Result) -> None:
             _ms(row["path_ns"] - sum(values), digits),
             "n/a" if row["recorded_ratio"] is None else f"{row['recorded_ratio']:.1%}",
         )
+    if every > most == _MOST_TIED:
+        screen.print(indented(_tied(steps), "dim"))
     grid.print(screen, "--table critical_path_kind --format csv")
     if not few:
         _print_odd(screen, rows)
+
+
+def _tied(steps: pl.DataFrame) -> str:
+    """How many ranks are tied, and by how much their paths differ."""
+    each = steps.filter(~pl.col("is_warmup")).group_by("step_index").agg(pl.len(), pl.col("path_ns"))
+    ranks = sorted(set(each["len"].to_list()))
+    apart = max(max(lengths) - min(lengths) for lengths in each["path_ns"].to_list())
+    tied = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    return f"{tied} ranks are tied in a step; their paths differ by {ms(apart):.3f} ms at most: a few stand for all"
+
+
+_MOST_TIED = 4
+"""Rows of ranks that end together: more would say the same."""
 
 
 def _statistic(rows: pl.DataFrame, few: bool) -> str:
@@ -172,20 +190,18 @@ def _print_communication(screen: Console, frame: pl.DataFrame) -> None:
     heading(
         screen,
         "Communication in ms: on the critical path, exposed (under no compute), in the tail (after backward)"
-        + ("" if few else "; medians"),
+        + ("" if few else "; medians, of tied paths the most"),
     )
     grid = Grid(
         [
-            *([Column("step", left=True)] if few else []),
-            Column("path of"),
+            *([Column("step", left=True), Column("path of")] if few else []),
             Column("rank"),
             *(Column(name) for name in _TIMES),
         ]
     )
     for row in shown.iter_rows(named=True):
         grid.add(
-            *([row["step"] or "capture"] if few else []),
-            str(row["path_rank"]),
+            *([row["step"] or "capture", str(row["path_rank"])] if few else []),
             str(row["rank"]),
             *(_ms(row[name], 3) for name in _TIMES.values()),
         )
@@ -193,11 +209,16 @@ def _print_communication(screen: Console, frame: pl.DataFrame) -> None:
 
 
 def _communication_by_rank(frame: pl.DataFrame) -> pl.DataFrame:
-    """Medians over the steps of each path's rank and rank; of many those with most exposed communication."""
-    rows = frame.group_by("path_rank", "rank", maintain_order=True).agg(pl.col(*_TIMES.values()).median())
+    """Medians over the steps of each rank, of tied paths the most; of many ranks those with most exposed."""
+    rows = (
+        frame.group_by("step_index", "rank", maintain_order=True)
+        .agg(pl.col(*_TIMES.values()).max())
+        .group_by("rank", maintain_order=True)
+        .agg(pl.col(*_TIMES.values()).median())
+    )
     if rows.height <= MOST_ROWS:
-        return rows.sort("path_rank", "rank")
-    return rows.sort("exposed_communication_ns", descending=True, nulls_last=True)
+        return rows.sort("rank")
+    return rows.sort("exposed_communication_ns", "rank", descending=[True, False], nulls_last=True)
 
 
 def _ms(value: float | None, digits: int) -> str:

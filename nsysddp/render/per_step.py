@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 from rich.text import Text
 
-from nsysddp.model.names import counted
+from nsysddp.model.names import counted, members_text
 from nsysddp.model.units import BYTES_PER_MIB
 from nsysddp.questions.steps import steady
 from nsysddp.questions.summary import milliseconds, over_steps
@@ -68,31 +69,63 @@ def print_contention(result: Result, out: Console | None = None) -> None:
     known = dict(
         steady(frame).group_by("rank").agg(pl.col("net_overlap_gain_ns").count()).iter_rows()
     )  # fmt: skip
+    shown = rows.filter(pl.col("contention_ns").is_not_null())
+    columns = [(name, column) for name, column in _CONTENTION if shown[name].null_count() < shown.height]
     grid = Grid(
         [
             Column("rank", style="bold"),
-            Column("hidden\ntransfer", style="green"),
-            Column("slowing of\ncompute", style="red"),
-            Column("from", spare=3),
-            Column("to", spare=3),
-            Column("net gain"),
+            *(column for _, column in columns),
             Column("known\nin steps", spare=2),
         ]
     )
-    for row in _largest(rows, "contention_ns").iter_rows(named=True):
+    for row in _largest(shown, "contention_ns").iter_rows(named=True):
         grid.add(
             str(row["rank"]),
-            *(
-                _ms(row[name])
-                for name in ("hidden_transfer_ns", "contention_ns", "contention_low_ns", "contention_high_ns")
-            ),
-            _ms(row["net_overlap_gain_ns"]),
+            *(_ms(row[name]) for name, _ in columns),
             f"{known.get(row['rank'], 0)} of {row['steps']}",
         )
-    _table(
-        screen, grid, frame, "Gain and cost of overlap", rows.height, "--table contention_step --format csv"
+    if shown.height:
+        rest = "--table contention_step --format csv"
+        _table(screen, grid, frame, "Gain and cost of overlap", shown.height, rest)
+    silent = rows.filter(pl.col("contention_ns").is_null())
+    said = set()
+    for reason, ranks in _reasons(frame, silent):
+        hidden = silent.filter(pl.col("rank").is_in(ranks))["hidden_transfer_ns"].drop_nulls()
+        hides = "" if hidden.is_empty() else f", which hide {_between(hidden)} ms of transfer"
+        who = counted(len(ranks), "rank")
+        who = f"all {who}" if len(ranks) == rows.height > 1 else f"{who} ({members_text(ranks)})"
+        screen.print(bullet(f"What overlap costs and gains is not known of {who}{hides}: {reason}"))
+        said.add(f"windows without a net gain: {reason}")
+    others = tuple(warning for warning in result.warnings if warning.message not in said)
+    care(screen, replace(result, warnings=others))
+
+
+_CONTENTION = (
+    ("hidden_transfer_ns", Column("hidden\ntransfer", style="green")),
+    ("contention_ns", Column("slowing of\ncompute", style="red")),
+    ("contention_low_ns", Column("from", spare=3)),
+    ("contention_high_ns", Column("to", spare=3)),
+    ("net_overlap_gain_ns", Column("net gain")),
+)
+
+
+def _reasons(frame: pl.DataFrame, silent: pl.DataFrame) -> list[tuple[str, list[int]]]:
+    """Ranks of which nothing is known by the reason that most of their steps give."""
+    each = (
+        steady(frame)
+        .join(silent.select("rank"), on="rank", how="semi")
+        .group_by("rank")
+        .agg(pl.col("reason").drop_nulls().mode().sort().first())
+        .with_columns(pl.col("reason").fill_null("no steady step"))
     )
-    care(screen, result)
+    found = each.group_by("reason").agg(pl.col("rank").sort()).sort("reason")
+    return list(found.iter_rows())
+
+
+def _between(values: pl.Series) -> str:
+    known = values.to_list()
+    low, high = _ms(min(known)), _ms(max(known))
+    return low if low == high else f"{low} to {high}"
 
 
 _BUCKET_TIMES = (

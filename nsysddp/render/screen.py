@@ -110,12 +110,14 @@ class Column:
         style: colour of its cells.
         spare: columns with larger numbers are left out first where the screen is narrow; 0: never. From ``NOT_MISSED``
             on the screen does not say so.
+        whole: is it text that is never shortened?
     """
 
     head: str
     left: bool = False
     style: str = ""
     spare: int = 0
+    whole: bool = False
 
 
 @dataclass
@@ -207,4 +209,6 @@ class Grid:
     def _least(self, place: int, width: int) -> int:
         """What a column of this width must have: text can be shortened, to some characters and its head."""
         column = self.columns[place]
+        if column.whole:
+            return width
         return min(width, max(_LEAST_TEXT, *map(len, column.head.split("\n")))) if column.left else width

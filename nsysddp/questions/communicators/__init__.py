@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from nsysddp.model.names import counted, ranks_text
+from nsysddp.model.names import counted, members_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
@@ -221,7 +221,7 @@ def _facts(groups: Groups, roles: Mapping[int, Role]) -> pl.DataFrame:
             group.communicator,
             group.size,
             len(group.ranks),
-            ranks_text(group.ranks).partition(" ")[2],
+            members_text(group.ranks),
             groups.hosts(group.ranks),
             roles[group.number].evidence,
             roles[group.number].said,

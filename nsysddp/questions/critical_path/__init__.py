@@ -174,7 +174,9 @@ def communication_beside(paths: Result, overlap: pl.DataFrame) -> pl.DataFrame:
         overlap: ``overlap.OVERLAP`` of the same trace and windows.
 
     Returns:
-        ``PATH_COMMUNICATION``: one row per path and rank of its step.
+        ``PATH_COMMUNICATION``. Every rank has a row in every step, and every path one of each rank whose
+        communication is on it. Not one of every path and every rank: with hundreds of tied ranks that is their square,
+        and all but a few would repeat what the rank's own row says, with 0 on the path.
     """
     key = ["step", "step_index", "path_rank"]
     critical = (
@@ -183,12 +185,19 @@ def communication_beside(paths: Result, overlap: pl.DataFrame) -> pl.DataFrame:
         .group_by(*key, "rank")
         .agg(critical_communication_ns=pl.col("duration_ns").sum())
     )
+    ends = paths["critical_path_step"].select(*key, rank="path_rank")
+    first = paths["critical_path_step"].unique("step_index", keep="first", maintain_order=True).select(key)
+    own = ["step_index", "rank"]
+    others = overlap.select(own).join(ends, on=own, how="anti", nulls_equal=True)
+    others = first.join(others, on="step_index", how="inner", nulls_equal=True)
+    on_path = critical.select(*key, "rank").filter(pl.col("rank").is_not_null())
+    order = paths["critical_path_step"].select(key).with_row_index("path")
     rows = (
-        paths["critical_path_step"]
-        .select(key)
-        .join(
-            overlap.drop("step"), on="step_index", how="inner", nulls_equal=True, maintain_order="left_right"
-        )
+        pl.concat([ends, others, on_path], how="vertical_relaxed")
+        .unique(maintain_order=True)
+        .join(order, on=key, how="left", nulls_equal=True)
+        .sort("path", "rank")
+        .join(overlap.drop("step"), on=own, how="inner", nulls_equal=True, maintain_order="left")
         .join(critical, on=[*key, "rank"], how="left", nulls_equal=True, maintain_order="left")
         .with_columns(pl.col("critical_communication_ns").fill_null(0))
     )

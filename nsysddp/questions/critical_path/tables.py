@@ -139,16 +139,23 @@ PATH_CAUSE = Table(
 
 PATH_COMMUNICATION = Table(
     "critical_path_communication",
-    "communication of one rank in one path's step, by three measures that answer three questions",
+    "communication of one rank in one path's step, by three measures that answer three questions: the rank on which "
+    "the path ends, others with communication on it; ranks on which no path of the step ends stand with the first",
     (
         _STEP,
         _INDEX,
         _PATH,
         Column("rank", INT, "rank"),
         Column(
-            "critical_communication_ns", INT, "pieces on the critical path that are this rank's communication"
+            "critical_communication_ns",
+            INT,
+            "pieces on the critical path that are this rank's communication; 0 on tied paths without a row of it",
         ),
-        Column("exposed_communication_ns", INT, "communication of the rank under no compute; contains wait"),
+        Column(
+            "exposed_communication_ns",
+            INT,
+            "communication of the rank under no compute; contains wait; like all that follows the same for each path",
+        ),
         Column("exposed_wait_ns", INT, "the part of exposed that is waiting for later ranks: never critical"),
         Column("tail_communication_ns", INT, "communication after the rank's last backward compute, a span"),
     ),

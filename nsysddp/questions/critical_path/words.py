@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from nsysddp.dependencies.graph import EVIDENCE, Graph
-from nsysddp.model.names import visible
+from nsysddp.model.names import counted, visible
 from nsysddp.model.result import Finding
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
@@ -68,9 +68,7 @@ def findings_of(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding
     each = total / windows.height
     headline = f"{ms(each):.3f} ms of critical path per {noun}: {shares}"
     if tied:
-        headline += (
-            f"; ranks end within 50 us of each other in {tied} of {windows.height}, so none is named as last"
-        )
+        headline += f"; {_tied(windows['paths'].to_list(), noun)}, so none is named as last"
     found = [Finding("critical_path", headline, value=each, unit="ns", severity=1.0)]
     cause = ["kind", "rank", "phase", "name"]
     for kind, rank, phase, name, duration in (
@@ -101,6 +99,14 @@ def findings_of(tables: dict[str, pl.DataFrame], most: int = 6) -> tuple[Finding
             )
         )
     return tuple(found)
+
+
+def _tied(paths: list[int], noun: str) -> str:
+    """How many ranks end together, in how many of the windows."""
+    tied = [count for count in paths if count > 1]
+    where = f"in {len(tied)} of {counted(len(paths), 'step')} " if noun == "step" else ""
+    up_to = "up to " if len(set(tied)) > 1 else ""
+    return f"{where}{up_to}{counted(max(tied), 'rank')} end within 50 us of each other"
 
 
 _LEAST_SHOWN = 0.0005
