@@ -86,12 +86,14 @@ class Slowing:
         )
         for rank, low, mid, high, beside in sums.iter_rows():
             found[rank] = low / beside, mid / beside, high / beside
-        kernels = executions(context)
-        beside_at_all = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list())
-        if beside_at_all - set(found):
-            together = _together(kernels)
-            found |= {rank: together for rank in beside_at_all - set(found) if together is not None}
-        unknown = beside_at_all - set(found)
+        unknown: set[int] = set()
+        if set(ranks) - set(found):
+            kernels = executions(context)
+            unknown = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list()) - set(found)
+            together = _together(kernels) if unknown else None
+            if together is not None:
+                found |= dict.fromkeys(unknown, together)
+                unknown = set()
         low, mid, high = (
             {rank: _within(found.get(rank, (0.0, 0.0, 0.0))[side]) for rank in ranks} for side in range(3)
         )
