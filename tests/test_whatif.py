@@ -234,8 +234,8 @@ def test_kernels_beside_shorter_communication_run_alone_earlier() -> None:
     program = replay.recorded(build(trace))
     kernels = Kernels.of(trace)
     for factor, end in ((3, 11), (1, 13), (0.75, 14), (900, 10)):
-        work = kernels.freed(program.duration, {0: 1 / 3})
-        schedule = kernels.settled(sent_faster(program, trace, factor), work, {0: 1 / 3})
+        alone = program.having(duration=kernels.freed(program.duration, {0: 1 / 3}))
+        schedule = kernels.settled(sent_faster(alone, trace, factor), {0: 1 / 3})
         assert schedule.end[: program.events].max() / MS == pytest.approx(end, abs=0.02), factor
 
 

@@ -59,10 +59,11 @@ def question_command(name: str) -> click.Command:
     def run(request: Request, outputs: Outputs, picture: Path | None = None, **given: Any) -> None:
         from nsysddp.render import document
         from nsysddp.render.files import check_file
-        from nsysddp.render.timeline import kind_of, save
 
         outputs.check(request.inputs)
         if picture is not None:
+            from nsysddp.render.timeline import kind_of
+
             kind_of(picture)
             check_file(picture, force=outputs.force, inputs=request.inputs)
         selection = request.selection()
@@ -71,6 +72,8 @@ def question_command(name: str) -> click.Command:
         with request.context(asked, selection) as context:
             result = asked.answer(context, **options)
         if picture is not None:
+            from nsysddp.render.timeline import save
+
             save(_found(_PICTURES[name][0])(result), picture, force=outputs.force)
             say(f"wrote {picture}")
         outputs.give(

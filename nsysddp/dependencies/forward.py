@@ -67,11 +67,17 @@ def durations(structure: Structure, weights: Weights, beside: Beside) -> Floats:
     Raises:
         AnalysisError: nodes wait for each other in a circle.
     """
-    found: Floats = weights.duration.copy()
     parts = Parts.of(structure, weights)
-    pieces = _Pieces.of(parts, beside)
-    if pieces.nodes.size:
-        found[pieces.nodes] = _Walk(pieces, _Net.of(parts, beside, pieces)).durations()
+    pieces, place_of = _Pieces.of(parts, beside)
+    if not pieces.nodes.size:
+        return weights.duration
+    net = _Net.of(parts, beside, pieces, place_of)
+    nodes = pieces.nodes
+    del parts, place_of  # the walk takes memory itself
+    changed = _Walk(pieces, net).durations()
+    del pieces, net
+    found: Floats = np.copy(weights.duration)
+    found[nodes] = changed
     return found
 
 
@@ -79,38 +85,35 @@ def durations(structure: Structure, weights: Weights, beside: Beside) -> Floats:
 class _Pieces:
     """Nodes of the segments in which anything slows or is slowed, lane by lane, cut into pieces.
 
-    A piece ends where the end of a node is waited for, and begins where a start is; communication is alone in its own.
-    Arrays have the shape (nodes of such segments,) or (pieces,).
+    A piece ends where the end of a node is waited for, and begins where a start is. All its nodes are kernels of one
+    rank, or none is; communication is alone in its own. Arrays have the shape (nodes of such segments,) or (pieces,).
 
     Attributes:
+        weights: of all nodes.
         nodes: which they are.
-        at: the place here of each node of the program, -1 if it has none.
-        alone, slow: how long each node takes alone, and while it is slowed.
-        gap: from the end of the node ahead to its start, where that binds.
-        launched: when its launch lets it start, from the time of ``launch`` of its piece on; -inf without one.
-        along: alone and slowed, sum of what is ahead of the start of the node, over all pieces.
-        piece: of each node.
+        launched: when its launch lets each start, from the time of ``launch`` of its piece on; -inf without one.
+        along: alone and slowed, sum of what is ahead of the start of each, over all pieces.
         first, last: places of the first and of the last node of each piece.
         inner: it goes on with the segment of the piece before it.
         launch: the point from which launches inside the segment count, -1 if none.
+        rank: of its kernels or its communication, -1 for all else.
+        factor: by which its nodes take longer while they are slowed.
     """
 
+    weights: Weights
     nodes: Ints
-    at: Ints
-    alone: Floats
-    slow: Floats
-    gap: Floats
     launched: Floats
     along: tuple[Floats, Floats]
-    piece: Ints
     first: Ints
     last: Ints
     inner: Flags
     launch: Ints
+    rank: Ints
+    factor: Floats
 
     @classmethod
-    def of(cls, parts: Parts, beside: Beside) -> _Pieces:
-        """Those of a program."""
+    def of(cls, parts: Parts, beside: Beside) -> tuple[_Pieces, Ints]:
+        """Those of a program, and the place of each of its nodes in them (-1 for none)."""
         structure, weights = parts.structure, parts.weights
         plan, along = structure.plan, structure.along
         moves = beside.takes_part
@@ -120,35 +123,30 @@ class _Pieces:
             np.logical_or.reduceat(moves[along], begin) if begin.size else np.empty(0, dtype=np.bool_)
         )
         places = np.repeat(of_segment, lengths)
-        nodes = along[places]
-        at = np.full(along.size, -1, dtype=np.int32)
-        at[nodes] = np.arange(nodes.size)
-        head = plan.is_head[places]
-        cut = _cuts(structure, beside, nodes, at, head)
-        first = np.flatnonzero(cut)
-        last = np.append(first[1:], nodes.size) - 1
-        alone = weights.duration[nodes]
-        rank = beside.rank[nodes]
-        share = np.where((rank < 0) | beside.sent[nodes], 0.0, beside.share[rank])
-        slow = alone / (1 - share)
-        gap = weights.ahead_lag[nodes] + weights.excess[nodes]
+        nodes, head = along[places], plan.is_head[places]
+        place_of = np.full(along.size, -1, dtype=np.int32)
+        place_of[nodes] = np.arange(nodes.size)
+        first = np.flatnonzero(_cuts(structure, beside, nodes, place_of, head))
+        size = np.diff(first, append=nodes.size)
+        begun, rank = nodes[first], beside.rank[nodes[first]]
+        loses = (rank >= 0) & ~beside.sent[begun] & (structure.arrival[begun] < 0)
+        factor = 1 / (1 - np.where(loses, beside.share[rank], 0.0))
         launched = np.full(nodes.size, -np.inf)
         second = np.flatnonzero(plan.beside[nodes] >= 0)
         launched[second] = parts.launched(nodes[second])
-        return cls(
+        made = cls(
+            weights=weights,
             nodes=nodes,
-            at=at,
-            alone=alone,
-            slow=slow,
-            gap=gap,
             launched=launched,
-            along=(_running(gap, alone), _running(gap, slow)),
-            piece=np.cumsum(cut, dtype=np.int32) - 1,
+            along=(_running(weights, nodes, 1.0), _running(weights, nodes, np.repeat(factor, size))),
             first=first,
-            last=last,
+            last=first + size - 1,
             inner=~head[first],
-            launch=plan.beside[nodes[last]],
+            launch=plan.beside[nodes[first + size - 1]],
+            rank=rank,
+            factor=factor,
         )
+        return made, place_of
 
     def let_go(self, slowed: int) -> Floats:
         """The largest of ``launched - along`` inside each piece: its start knows its own launch; -inf without any."""
@@ -158,19 +156,24 @@ class _Pieces:
         return most
 
 
-def _running(gap: Floats, duration: Floats) -> Floats:
-    step = gap.copy()
-    step[1:] += duration[:-1]
-    return np.cumsum(step)
+def _running(weights: Weights, nodes: Ints, factor: Floats | float) -> Floats:
+    """From the first start to that of each node, where each waits only for the one ahead of it."""
+    step = weights.duration[nodes]
+    step *= factor
+    step[1:] = step[:-1]
+    step[:1] = 0
+    step += weights.ahead_lag[nodes]
+    step += weights.excess[nodes]
+    return np.cumsum(step, out=step)
 
 
-def _cuts(structure: Structure, beside: Beside, nodes: Ints, at: Ints, head: Flags) -> Flags:
+def _cuts(structure: Structure, beside: Beside, nodes: Ints, place_of: Ints, head: Flags) -> Flags:
     """Which nodes begin a piece; shape of ``nodes``."""
-    plan = structure.plan
+    plan, rank = structure.plan, beside.rank[nodes]
     lonely = beside.sent[nodes] | (structure.arrival[nodes] >= 0)
     cut = head | lonely
-    cut[1:] |= lonely[:-1]
-    place = at[plan.node]
+    cut[1:] |= lonely[:-1] | (rank[1:] != rank[:-1])
+    place = place_of[plan.node]
     cut[place[(place >= 0) & ~plan.to_end]] = True
     behind = place[(place >= 0) & plan.to_end] + 1
     cut[behind[behind < nodes.size]] = True
@@ -193,7 +196,7 @@ class _Net:
         task: what the walk has to do when a point is known; 0 for nothing.
         piece: the piece of a point with a task.
         end: the point of the end of each piece.
-        rank, stream, first, last, launch: of each piece.
+        rank, stream, first, last, launch, factor: of each piece.
         link: share that transfers of each rank lose beside others.
     """
 
@@ -210,10 +213,11 @@ class _Net:
     first: list[int]
     last: list[int]
     launch: list[int]
+    factor: list[float]
     link: list[float]
 
     @classmethod
-    def of(cls, parts: Parts, beside: Beside, pieces: _Pieces) -> _Net:
+    def of(cls, parts: Parts, beside: Beside, pieces: _Pieces, place_of: Ints) -> _Net:
         """Those of a program and its pieces."""
         structure, weights = parts.structure, parts.weights
         plan = structure.plan
@@ -224,29 +228,29 @@ class _Net:
         start = segment[first]
         start[inner] = plan.size + np.arange(inner.size)
         end = plan.size + inner.size + np.arange(count)
-        rank = np.maximum.reduceat(beside.rank[pieces.nodes], pieces.first)
+        rank, of = pieces.rank, parts.weights
         sent, meets = beside.sent[first], structure.arrival[first] >= 0
         shares = sent & (beside.link[rank] > 0)
-        slowed = np.logical_or.reduceat(pieces.slow > pieces.alone, pieces.first) & ~meets
+        slowed = pieces.factor > 1
         begin = plan.size + inner.size + count - 1 + np.cumsum(shares)  # of transfers that share
         size = plan.size + inner.size + count + int(shares.sum())
-        source, target, lag = _of_plan(parts, pieces, start, end)
+        source, target, lag = _of_plan(parts, pieces, place_of, start, end)
         known = [(source, target, lag)]
 
         def edge(which: Flags | Ints, source: Ints, target: Ints, lag: Floats) -> None:
             known.append((source[which], target[which], lag[which]))
 
         before = np.concatenate([[0], end[:-1]])
-        edge(inner, before, start, pieces.gap[pieces.first])
+        edge(inner, before, start, of.ahead_lag[first] + of.excess[first])
         launches = pieces.launch
         edge(pieces.inner & (launches >= 0), launches, start, pieces.launched[pieces.first])
-        nothing, took = np.zeros(count), pieces.alone[pieces.first]
+        nothing, took = np.zeros(count), of.duration[first]
         arrival = plan.first_arrival + structure.arrival[first]
         edge(shares & meets, arrival, begin, nothing)
         edge(shares & ~meets, start, begin, nothing)
         edge(meets & ~shares, arrival, end, took)
         plain = ~slowed & ~meets & ~shares
-        reach = pieces.along[0][pieces.last] + pieces.alone[pieces.last]
+        reach = pieces.along[0][pieces.last] + of.duration[pieces.nodes[pieces.last]]
         edge(plain, start, end, reach - pieces.along[0][pieces.first])
         let_go = pieces.let_go(0)
         edge(plain & np.isfinite(let_go), launches, end, reach + let_go)
@@ -281,21 +285,24 @@ class _Net:
             first=pieces.first.tolist(),
             last=pieces.last.tolist(),
             launch=launches.tolist(),
+            factor=pieces.factor.tolist(),
             link=beside.link.tolist(),
         )
 
 
-def _of_plan(parts: Parts, pieces: _Pieces, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
+def _of_plan(
+    parts: Parts, pieces: _Pieces, place_of: Ints, start: Ints, end: Ints
+) -> tuple[Ints, Ints, Floats]:
     """The edges of the plan, those from nodes of pieces from the points of these: source, target and lag."""
     structure, weights = parts.structure, parts.weights
     plan = structure.plan
-    place = pieces.at[plan.node]
+    place = place_of[plan.node]
     kept = (place < 0) | ~plan.second
     target = np.repeat(plan.order, np.diff(plan.bounds))[kept]
     source, to_end, place = plan.source[kept], plan.to_end[kept], place[kept]
     lag = edges(structure, weights, parts)[kept]
     cut = place >= 0
-    piece = pieces.piece[place[cut]]
+    piece = np.searchsorted(pieces.first, place[cut], "right") - 1
     source[cut] = np.where(to_end[cut], end[piece], start[piece])
     lag[cut] = lags(structure, weights)[plan.lag[kept][cut]]
     return source, target, lag
@@ -313,7 +320,11 @@ class _Walk:
         self.times, self.missing = net.origin.copy(), net.missing.copy()
         self.agenda: list[tuple[float, int, int, int]] = []
         self.now, self.number = -np.inf, 0
-        self.rates = (_Rate.of(pieces, 0), _Rate.of(pieces, 1))
+        alone = [1.0] * len(net.factor)
+        self.rates = tuple(
+            _Rate(pieces, factor, pieces.along[slowed], pieces.let_go(slowed).tolist())
+            for slowed, factor in enumerate((alone, net.factor))
+        )
         self.sending = [0] * len(net.link)
         self.running: list[dict[int, _Run]] = [{} for _ in net.link]
         self.transfers: list[dict[int, _Transfer]] = [{} for _ in net.link]
@@ -391,7 +402,8 @@ class _Walk:
         slowed, launch = self.sending[rank] > 0, self.net.launch[piece]
         rate, first = self.rates[slowed], self.net.first[piece]
         let_go = self.times[launch] if launch >= 0 else -np.inf
-        run = _Run(piece, first, self.net.last[piece], time, time + rate.duration.item(first), let_go)
+        run = _Run(piece, first, self.net.last[piece], time, time, let_go)
+        run.end += rate.duration(first, piece)
         run.number = self._forecast(piece, rate.end_of(run))
         self.running[rank][piece] = run
 
@@ -414,15 +426,15 @@ class _Walk:
             node, start = was.running_at(run, self.now)
             if node > run.node:
                 run.passes(node, before > 0, self)
-                run.node, run.start, run.end = node, start, start + was.duration.item(node)
+                run.node, run.start, run.end = node, start, start + was.duration(node, piece)
             left = run.end - max(self.now, run.start)
             if left > 0:  # else it is over just now
-                run.end += left * (now.duration.item(node) / was.duration.item(node) - 1)
+                run.end += left * (now.factor[piece] / was.factor[piece] - 1)
             run.number = self._forecast(piece, now.end_of(run))
 
     def _transfer(self, rank: int, piece: int, time: float) -> None:
         """All have arrived, and the transfer itself begins."""
-        took = self.pieces.alone.item(self.net.first[piece])
+        took = self.rates[0].duration(self.net.first[piece], piece)
         transfer = _Transfer(self.net.stream[piece], time, time + took)
         transfer.number = self._forecast(piece, transfer.end)
         self.transfers[rank][piece] = transfer
@@ -443,13 +455,14 @@ class _Walk:
 
     def _written(self) -> Floats:
         """The durations: as alone, as slowed where a node ran that way as a whole, or as it was seen."""
-        found: Floats = self.pieces.alone.copy()
+        pieces = self.pieces
+        found: Floats = pieces.weights.duration[pieces.nodes]
         edges = np.asarray(self.slowed, dtype=np.int64).reshape(-1, 2)
         depth = np.zeros(found.size + 1, dtype=np.int32)
         np.add.at(depth, edges[:, 0], 1)
         np.add.at(depth, edges[:, 1], -1)
         whole = np.cumsum(depth)[:-1] > 0
-        found[whole] = self.rates[1].duration[whole]
+        found[whole] *= np.repeat(pieces.factor, pieces.last - pieces.first + 1)[whole]
         place = np.fromiter((place for place, _ in self.took), dtype=np.int64, count=len(self.took))
         found[place] = [took for _, took in self.took]
         return found
@@ -499,16 +512,16 @@ class _Rate:
     """The nodes of the pieces at one rate: how long they take, and what is known of pieces from that."""
 
     pieces: _Pieces
-    duration: Floats
+    factor: list[float]
+    """By which the nodes of each piece take longer."""
     along: Floats
     latest: list[float]
     """The largest of ``launched - along`` inside each piece."""
 
-    @classmethod
-    def of(cls, pieces: _Pieces, slowed: int) -> _Rate:
-        """While nothing slows them, or while something does."""
-        duration, along = (pieces.slow if slowed else pieces.alone), pieces.along[slowed]
-        return cls(pieces, duration, along, pieces.let_go(slowed).tolist())
+    def duration(self, place: int, piece: int) -> float:
+        """How long does a node of a piece take?"""
+        alone: float = self.pieces.weights.duration.item(self.pieces.nodes.item(place))
+        return alone * self.factor[piece]
 
     def end_of(self, run: _Run) -> float:
         """When will the last node of a piece end?"""
@@ -520,12 +533,14 @@ class _Rate:
             inside = slice(node + 1, last + 1)
             late = run.launch + (self.pieces.launched[inside] - self.along[inside]).max().item()
             offset = max(offset, late)
-        return offset + self.along.item(last) + self.duration.item(last)
+        return offset + self.along.item(last) + self.duration(last, run.piece)
 
     def _offset(self, run: _Run) -> float:
         """From ``along`` to the starts of nodes that wait only for the ones ahead of them."""
         after = run.node + 1
-        return run.end + self.pieces.gap.item(after) - self.along.item(after)
+        weights, following = self.pieces.weights, self.pieces.nodes.item(after)
+        gap = weights.ahead_lag.item(following) + weights.excess.item(following)
+        return run.end + gap - self.along.item(after)
 
     def running_at(self, run: _Run, time: float) -> tuple[int, float]:
         """The last node of a piece that has begun by then, and when it did."""

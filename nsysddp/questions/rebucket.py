@@ -273,7 +273,12 @@ def rebuild(
     old_sizes = captured_layout(buckets)
     new_of_parameter = {number: place for place, bucket in enumerate(layout) for number in bucket}
     start = graph.trace.events["start_ns"].to_numpy()
-    followers = _followers(base)
+    followers = _Followers.of(base)
+    collectives = [bucket.event for backward in buckets.backwards for bucket in backward.buckets]
+    hooks = [events + bucket.calls for backward in buckets.backwards for bucket in backward.buckets]
+    draft.take_out(np.concatenate([np.asarray(collectives, dtype=np.int64), *hooks]))
+    draft.ahead[collectives] = -1
+    queues: dict[tuple[int, int, int] | int, Ints] = {}
     replaced: dict[int, int] = {}
     steps: dict[int, int] = {}
     ranks: dict[int, int] = {}
@@ -282,11 +287,14 @@ def rebuild(
         rank = backward.rank
         hook = buckets.hook_ns[rank] * host_scale
         launch = buckets.launch_ns[rank] * host_scale
-        _take_out(draft, graph, backward, followers, host_scale)
+        _close_gaps(draft, graph, backward, followers, host_scale)
         places = _positions(backward, old_sizes, buckets)
         old_events = [bucket.event for bucket in backward.buckets]
         producer = int(graph.queues.awaited[old_events[0]])
-        queue_rows = _producing(graph, rank, producer)
+        key_of_queue = (rank, *_queue_of(graph, producer)) if producer >= 0 else rank
+        if key_of_queue not in queues:
+            queues[key_of_queue] = _producing(graph, rank, producer)
+        queue_rows = queues[key_of_queue]
         launchers = lines.launcher[queue_rows]
         previous = int(base.structure.ahead[old_events[0]])
         previous = replaced.get(previous, previous)
@@ -318,7 +326,7 @@ def rebuild(
             added.append(node)
             steps[node], ranks[node] = backward.step, rank
         for place, node in inserted.items():
-            for follower in followers.get(events + place, ()):
+            for follower in followers.behind(events + place):
                 draft.ahead[follower] = node
         for event, members in zip(old_events, old_sizes, strict=True):
             last_parameter = members[-1]
@@ -328,23 +336,33 @@ def rebuild(
     return Rebuilt(draft.program(), tuple(sizes), steps, ranks)
 
 
-def _followers(base: Program) -> dict[int, list[int]]:
-    """Calls by the call before them on their line."""
-    found: dict[int, list[int]] = {}
-    ahead = base.structure.ahead
-    for node in np.flatnonzero(base.is_call & (ahead >= 0)).tolist():
-        found.setdefault(int(ahead[node]), []).append(node)
-    return found
+@dataclass(frozen=True)
+class _Followers:
+    """Calls by the call before them on their line, and where those of each begin."""
+
+    calls: Ints
+    ahead: Ints
+
+    @classmethod
+    def of(cls, base: Program) -> _Followers:
+        """Those of a program."""
+        calls = np.flatnonzero(base.is_call & (base.structure.ahead >= 0))
+        ahead = base.structure.ahead[calls].astype(np.int64)
+        order = np.argsort(ahead, kind="stable")
+        return cls(calls[order], ahead[order])
+
+    def behind(self, call: int) -> list[int]:
+        """The calls behind a call."""
+        first, last = self.ahead.searchsorted(call), self.ahead.searchsorted(call, "right")
+        found: list[int] = self.calls[first:last].tolist()
+        return found
 
 
-def _take_out(
-    draft: Draft, graph: Graph, backward: Backward, followers: Mapping[int, Sequence[int]], host_scale: float
+def _close_gaps(
+    draft: Draft, graph: Graph, backward: Backward, followers: _Followers, host_scale: float
 ) -> None:
-    """The host time of the recorded hooks, and the collectives themselves, vanish; the rest stays as it was."""
+    """The host time of the recorded hooks, which are taken out, vanishes; the rest stays as it was."""
     lines, events = graph.lines, draft.base.events
-    collectives = np.asarray([bucket.event for bucket in backward.buckets], dtype=np.int64)
-    draft.take_out(np.concatenate([collectives, *(events + bucket.calls for bucket in backward.buckets)]))
-    draft.ahead[collectives] = -1
     for bucket in backward.buckets:
         inside = {events + int(call) for call in bucket.calls}
         for node in sorted(inside):
@@ -355,7 +373,7 @@ def _take_out(
                 draft.ahead_lag[node] = (
                     max(0, bucket.hook_start_ns - int(lines.end[ahead - events])) * host_scale
                 )
-            for follower in followers.get(node, ()):
+            for follower in followers.behind(node):
                 if follower not in inside:
                     left = int(lines.start[follower - events]) - bucket.hook_end_ns
                     draft.ahead_lag[follower] = max(0, left) * host_scale
@@ -373,6 +391,12 @@ def _positions(backward: Backward, members: Sequence[Sequence[int]], buckets: Bu
             places.append(bucket.before if last else inner)
     assert len(places) == len(buckets.sizes)
     return [int(place) for place in np.maximum.accumulate(places)]
+
+
+def _queue_of(graph: Graph, event: int) -> tuple[int, int]:
+    """Context and stream of an event."""
+    events = graph.trace.events
+    return events["context"][event], events["stream"][event]
 
 
 def _producing(graph: Graph, rank: int, producer: int) -> Ints:

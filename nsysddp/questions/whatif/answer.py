@@ -154,7 +154,7 @@ def _findings(frames: dict[str, pl.DataFrame], model: Model) -> tuple[Finding, .
                 value=row["step_ns"],
                 unit="ns",
                 rows=({"table": "whatif", "scenario": row["scenario"]},),
-                severity=abs(row["change_ratio"]),
+                severity=round(abs(row["change_ratio"]), 9),  # no rounding error decides what stands first
             )
         )
     return tuple(sorted(found, key=lambda finding: -finding.severity))

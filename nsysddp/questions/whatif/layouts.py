@@ -149,7 +149,7 @@ class _Remodel:
         if transfers is not None:
             transfers = transfers.joined_by(self._ranks)
             work = transfers.alone(work)
-        schedule = kernels.settled(program, work, lost, transfers)
+        schedule = kernels.settled(program.having(duration=work), lost, transfers)
         return model.mean_of(schedule, self._added) / plain
 
     def row(self, scenario: str, layout: Layout) -> dict[str, object]:

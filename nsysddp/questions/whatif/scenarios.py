@@ -89,13 +89,16 @@ def without_communication(model: Model) -> dict[str, object]:
 
     apart = program.apart(communication)
 
+    sent = np.flatnonzero(communication)
+
     def mean(share: Shares, excess: Floats = program.weights.excess, left: Floats | float = 0.0) -> float:
-        freed = model.kernels.freed(program.duration, share)
-        return model.mean(apart.having(duration=np.where(communication, left, freed), excess=excess))
+        duration = model.kernels.freed(program.duration, share)
+        duration[sent] = left
+        return model.mean(apart.having(duration=duration, excess=excess))
 
     means = [mean(share) for share in slowing.different]
     others = [mean(slowing.mid, np.zeros_like(program.weights.excess))]
-    odd = program.duration - with_usual_transfers(model, program.duration)
+    odd = program.duration[sent] - with_usual_transfers(model, program.duration)[sent]
     if odd.any():  # another process on the GPU would have stretched something else
         others.append(mean(slowing.mid, left=odd))
     return _row(model, "no_communication", [*means, *others])
@@ -114,17 +117,13 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         excess: Floats = program.weights.excess,
     ) -> float:
         """Mean step where these are sent faster, all but what is ``odd`` of them."""
-
-        def faster(took: Floats) -> Floats:
-            return np.where(sent, (took - odd) / factor + odd, took)
-
         sharing = transfers.with_share(link) if any(link.values()) else None
-        quick = faster(duration)
-        work = quick if sharing is None else faster(sharing.alone(duration))
-        changed = program.having(duration=quick, excess=excess)
+        alone = duration.copy() if sharing is None else sharing.alone(duration)
+        alone[sent] = (alone[sent] - odd) / factor + odd
         if any(share.values()):
-            work = model.kernels.freed(work, share)
-        return model.mean_of(model.kernels.settled(changed, work, share, sharing))
+            alone = model.kernels.freed(alone, share)
+        changed = program.having(duration=alone, excess=excess)
+        return model.mean_of(model.kernels.settled(changed, share, sharing))
 
     middle = mean(communication, slowing.mid, transfers.share)
     others = [middle]
@@ -142,7 +141,7 @@ def _faster(model: Model, communication: Flags, factor: float) -> dict[str, obje
         others.append(mean(communication, slowing.mid, transfers.other_share))
     if may_meet:  # slower transfers may meet that never did, on one link or on two
         middle = (middle + others[-1]) / 2
-    odd = duration - with_usual_transfers(model, duration)
+    odd = duration[communication] - with_usual_transfers(model, duration)[communication]
     if odd.any():
         others.append(mean(communication, slowing.mid, transfers.share, odd=odd))
     return _row(model, name, [middle, *others], shorter=factor >= 1)
@@ -188,7 +187,7 @@ def _even_means(model: Model, communication: Flags, share: Mapping[int, float]) 
     if unmatched.any():
         durations.append(np.where(unmatched, 0.0, usual))
     programs = (even.having(duration=duration) for duration in durations)
-    return [model.mean_of(model.kernels.settled(program, program.duration, share)) for program in programs]
+    return [model.mean_of(model.kernels.settled(program, share)) for program in programs]
 
 
 def _without_contention(model: Model) -> dict[str, object]:

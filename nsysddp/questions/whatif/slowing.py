@@ -86,12 +86,14 @@ class Slowing:
         )
         for rank, low, mid, high, beside in sums.iter_rows():
             found[rank] = low / beside, mid / beside, high / beside
-        kernels = executions(context)
-        beside_at_all = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list())
-        if beside_at_all - set(found):
-            together = _together(kernels)
-            found |= {rank: together for rank in beside_at_all - set(found) if together is not None}
-        unknown = beside_at_all - set(found)
+        unknown: set[int] = set()
+        if set(ranks) - set(found):
+            kernels = executions(context)
+            unknown = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list()) - set(found)
+            together = _together(kernels) if unknown else None
+            if together is not None:
+                found |= dict.fromkeys(unknown, together)
+                unknown = set()
         low, mid, high = (
             {rank: _within(found.get(rank, (0.0, 0.0, 0.0))[side]) for rank in ranks} for side in range(3)
         )
@@ -187,40 +189,28 @@ class Kernels:
         return freed
 
     def settled(
-        self,
-        program: Program,
-        work: Floats,
-        share: Mapping[int, float],
-        transfers: Transfers | None = None,
+        self, program: Program, share: Mapping[int, float], transfers: Transfers | None = None
     ) -> Schedule:
         """The schedule of a program whose communication is another, with kernels as long as that makes them.
 
         Args:
-            program: with durations to begin with.
-            work: the durations of all nodes without what communication costs them (``freed``, ``Transfers.alone``).
+            program: with the durations that everything has alone (``freed``, ``Transfers.alone``).
             share: what each rank's kernels lose beside communication.
             transfers: those that share links; None if none do.
         """
         if not any(share.values()) and transfers is None:
             return replay.run(program, calls=False)
-        ranks = len(self.of_rank)
-        rank = np.full(work.size, -1, dtype=np.int16 if ranks < 1 << 15 else np.int32)
+        ranks, size = len(self.of_rank), program.duration.size
+        rank = np.full(size, -1, dtype=np.int16 if ranks < 1 << 15 else np.int32)
         stream = np.full_like(rank, -1) if transfers is not None else rank  # which nobody asks for then
-        duration, shares, links = program.duration.copy(), np.zeros(ranks), np.zeros(ranks)
-        sent = np.zeros(work.size, dtype=bool)
+        shares, links, sent = np.zeros(ranks), np.zeros(ranks), np.zeros(size, dtype=bool)
         for number, (name, part) in enumerate(self.of_rank.items()):
-            rows = self.rows[part]
-            rank[rows], rank[self.communication[name]] = number, number
+            rank[self.rows[part]] = rank[self.communication[name]] = number
             sent[self.communication[name]] = True
             shares[number] = share[name]
-            if share[name]:
-                duration[rows] = work[rows]
-            streams = transfers.lanes[name] if transfers is not None else ()
-            if transfers is not None and len(streams) > 1:
+            if transfers is not None and len(transfers.lanes[name]) > 1:
                 links[number] = transfers.share[name]
-                for lane, nodes in enumerate(streams):
-                    stream[nodes], duration[nodes] = lane, work[nodes]
-        beside = Beside(rank, sent, stream, shares, links)
-        alone = program.having(duration=duration)
-        took = durations(alone.structure, alone.weights, beside)
-        return replay.run(alone.having(duration=took), calls=False)
+                for lane, nodes in enumerate(transfers.lanes[name]):
+                    stream[nodes] = lane
+        took = durations(program.structure, program.weights, Beside(rank, sent, stream, shares, links))
+        return replay.run(program.having(duration=took), calls=False)
