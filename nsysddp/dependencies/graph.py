@@ -7,7 +7,7 @@ after its own start. The critical path is then a walk along these (``critical_pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import polars as pl
 from nsysddp.dependencies.host import CLOCK_NS, Blocking, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
 from nsysddp.dependencies.sparse import Sparse
-from nsysddp.model import schema
+from nsysddp.model import large, schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.units import NS_PER_US
 
@@ -105,7 +105,6 @@ class Graph:
     Attributes:
         trace: what it was made from.
         begin: start of each node's own time, in ns; of a call that waited, the end of what it waited for.
-        end: end of each node's own time, in ns.
         before: binding predecessor within the rank, -1 if none is known.
         edge: kind of the edge to it (``Edge``).
         ambiguous: the event ran before its launch call returned, and its predecessor ended inside that call.
@@ -121,7 +120,6 @@ class Graph:
 
     trace: Trace
     begin: Ints
-    end: Ints
     before: Rows
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
@@ -144,6 +142,14 @@ class Graph:
         entered = place >= calls
         place[entered] = self.lines.awaited.at[place[entered] - calls]
         return place
+
+    def ends(self, nodes: NDArray[Any]) -> Ints:
+        """End of the own time of some nodes, in ns."""
+        is_event = nodes < self.events
+        end = np.empty(nodes.size, dtype=np.int64)
+        end[is_event] = self.trace.events["end_ns"].to_numpy()[nodes[is_event]]
+        end[~is_event] = self.lines.end[self.line_of(nodes[~is_event])]
+        return end
 
     def jumps(self, nodes: NDArray[Any]) -> NDArray[np.bool_]:
         """Does a path over all ranks go on at another event here, which arrived last?"""
@@ -190,6 +196,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
         trace: loaded with its host tables; without them the graph has queue order and collectives only.
         rules: the kinds of edges to use; all of them but in tests.
     """
+    large.hand_back()
     active = frozenset(rules)
     events = trace.events
     count = events.height
@@ -205,12 +212,11 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     lines = _lines(trace, operations, queues, ready, active)
     hosts = _bind_calls(lines, start, end, active)
     bound = _bind_events(trace, queues, lines, ready, hosts, active)
-    lines = replace(lines, end=hosts.end[count : count + lines.start.size])  # one memory for both
+    large.hand_back()
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
         begin=hosts.begin,
-        end=hosts.end,
         before=hosts.before,
         edge=hosts.edge,
         ambiguous=bound.ambiguous,
@@ -251,7 +257,6 @@ class _Hosts:
     """
 
     begin: Ints
-    end: Ints
     before: Rows
     edge: NDArray[np.uint8]
     entry: Rows
@@ -287,8 +292,7 @@ def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule
     edge[of_calls][waiting] = Edge.SYNC
     entry = np.arange(events, events + calls, dtype=np.int32)
     entry[waiting] = of_calls.stop + np.arange(waiting.size)
-    finish = np.concatenate([end, lines.end, lines.end[waiting]])
-    return _Hosts(begin, finish, before, edge, entry, entered)
+    return _Hosts(begin, before, edge, entry, entered)
 
 
 _EVENTS_AT_A_TIME = 1 << 20
