@@ -16,6 +16,7 @@ from nsysddp.dependencies.condensed import _running_most
 from nsysddp.join.load import load
 from nsysddp.model import large
 from nsysddp.questions.question import VERBS, asked
+from nsysddp.render import document
 
 
 @pytest.mark.parametrize("name", sorted(asked()))
@@ -118,3 +119,13 @@ def test_answers_do_not_depend_on_how_much_is_worked_on_at_a_time(
     for table, frame in whole.tables.items():
         assert_frame_equal(frame, parts[table], rel_tol=1e-9, abs_tol=1e-6)
     assert [finding.code for finding in whole.findings] == [finding.code for finding in parts.findings]
+
+
+def test_a_long_table_is_the_same_document_however_many_rows_become_text_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = ask(load(Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz"), "analysis")
+    whole = document.as_dict(answer)
+    for rows in (1, 7):
+        monkeypatch.setattr(document, "_ROWS_AT_A_TIME", rows)
+        assert document.as_dict(answer) == whole

@@ -188,9 +188,13 @@ class HostLines:
         """Position of each call's predecessor in the line, -1 for the first, made when it is asked for."""
         before = np.empty_like(self.row)
         for low, high in pairwise(self.ranks[1].tolist()):
-            ahead = _before(self.start[low:high], self.end[low:high])
+            ahead = self.ahead(slice(low, high))
             before[low:high] = np.where(ahead >= 0, ahead + np.int32(low), ahead)
         return before
+
+    def ahead(self, line: slice) -> Rows:
+        """The same for the line of one rank, counted from its first call."""
+        return _before(self.start[line], self.end[line])
 
     @property
     def rank(self) -> NDArray[np.int32]:
