@@ -388,8 +388,8 @@ MISTAKES = (
     Mistake(
         "a short allocation takes over what a synchronisation before it cost",
         "questions/idle/__init__.py",
-        "& (graph.lines.end - graph.lines.start[:] > LAUNCH_NS)",
-        "& (graph.lines.end - graph.lines.start[:] > 0)",
+        "& (graph.lines.end[:] - graph.lines.start[:] > LAUNCH_NS)",
+        "& (graph.lines.end[:] - graph.lines.start[:] > 0)",
         IDLE,
     ),
     Mistake(

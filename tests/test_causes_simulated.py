@@ -42,7 +42,7 @@ def executions(lost: float, shares: tuple[float, ...], name: str = "gemm") -> pl
             duration = work / (1 - lost * share)
             rows.append((rank, name, round(duration), round(duration * share)))
     return pl.DataFrame(rows, ["rank", "name", "duration_ns", "beside_ns"], orient="row").with_columns(
-        grid=pl.lit("g"), block=pl.lit("b"), phase=pl.lit("backward"), after=pl.lit("x"), steady=True
+        same=pl.lit(len(name)), steady=True
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from nsysddp import ask
 from nsysddp.cli import _NO_MEMORY, cli, main
 from nsysddp.dependencies.condensed import _running_most
 from nsysddp.join.load import load
+from nsysddp.model import large
 from nsysddp.questions.question import VERBS, asked
+from nsysddp.render import document
 
 
 @pytest.mark.parametrize("name", sorted(asked()))
@@ -72,8 +75,35 @@ _TOGETHER = (
     ("nsysddp.questions.own_time._EVENTS_AT_A_TIME", 7),
     ("nsysddp.questions.own_time._GROUPS_AT_A_TIME", 7),
     ("nsysddp.questions.diagnosis.slowing._AT_A_TIME", 7),
+    ("nsysddp.questions.diagnosis.path._PIECES_AT_A_TIME", 7),
     ("nsysddp.questions.whatif.even._EVENTS_AT_A_TIME", 7),
 )
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])
+def test_a_system_that_keeps_freed_memory_by_its_own_rules_is_let_be(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another(_: None) -> None:
+        raise error
+
+    monkeypatch.setattr("nsysddp.model.large.ctypes.CDLL", another)
+    large.hand_back()
+
+
+def test_freed_memory_is_handed_back_before_the_graph_and_before_causes_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trimmed: list[int] = []
+    library = SimpleNamespace(malloc_trim=trimmed.append)
+    monkeypatch.setattr("nsysddp.model.large.ctypes.CDLL", lambda _: library)
+    trace = load(
+        Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz", host_calls=True, shapes=True
+    )
+    ask(trace, "critical_path")
+    assert len(trimmed) == 2
+    ask(trace, "diagnosis")
+    assert len(trimmed) == 5
 
 
 @pytest.mark.parametrize("name", ["critical_path", "diagnosis", "whatif", "slack"])
@@ -89,3 +119,13 @@ def test_answers_do_not_depend_on_how_much_is_worked_on_at_a_time(
     for table, frame in whole.tables.items():
         assert_frame_equal(frame, parts[table], rel_tol=1e-9, abs_tol=1e-6)
     assert [finding.code for finding in whole.findings] == [finding.code for finding in parts.findings]
+
+
+def test_a_long_table_is_the_same_document_however_many_rows_become_text_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = ask(load(Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz"), "analysis")
+    whole = document.as_dict(answer)
+    for rows in (1, 7):
+        monkeypatch.setattr(document, "_ROWS_AT_A_TIME", rows)
+        assert document.as_dict(answer) == whole

@@ -7,7 +7,7 @@ after its own start. The critical path is then a walk along these (``critical_pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ import polars as pl
 from nsysddp.dependencies.host import CLOCK_NS, Blocking, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
 from nsysddp.dependencies.sparse import Sparse
-from nsysddp.model import schema
+from nsysddp.model import large, schema
 from nsysddp.model.errors import AnalysisError
+from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ class Graph:
     Attributes:
         trace: what it was made from.
         begin: start of each node's own time, in ns; of a call that waited, the end of what it waited for.
-        end: end of each node's own time, in ns.
         before: binding predecessor within the rank, -1 if none is known.
         edge: kind of the edge to it (``Edge``).
         ambiguous: the event ran before its launch call returned, and its predecessor ended inside that call.
@@ -121,7 +121,6 @@ class Graph:
 
     trace: Trace
     begin: Ints
-    end: Ints
     before: Rows
     edge: NDArray[np.uint8]
     ambiguous: NDArray[np.bool_]
@@ -144,6 +143,14 @@ class Graph:
         entered = place >= calls
         place[entered] = self.lines.awaited.at[place[entered] - calls]
         return place
+
+    def ends(self, nodes: NDArray[Any]) -> Ints:
+        """End of the own time of some nodes, in ns."""
+        is_event = nodes < self.events
+        end = np.empty(nodes.size, dtype=np.int64)
+        end[is_event] = self.trace.events["end_ns"].to_numpy()[nodes[is_event]]
+        end[~is_event] = self.lines.end[self.line_of(nodes[~is_event])]
+        return end
 
     def jumps(self, nodes: NDArray[Any]) -> NDArray[np.bool_]:
         """Does a path over all ranks go on at another event here, which arrived last?"""
@@ -190,10 +197,10 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
         trace: loaded with its host tables; without them the graph has queue order and collectives only.
         rules: the kinds of edges to use; all of them but in tests.
     """
+    large.hand_back()
     active = frozenset(rules)
     events = trace.events
     count = events.height
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     operations = _operations(trace)
     queues = follow_queues(
         trace,
@@ -203,14 +210,13 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     )
     ready, last, matched, ended_early = _arrivals(trace, active)
     lines = _lines(trace, operations, queues, ready, active)
-    hosts = _bind_calls(lines, start, end, active)
+    hosts = _bind_calls(trace, lines, active)
     bound = _bind_events(trace, queues, lines, ready, hosts, active)
-    lines = replace(lines, end=hosts.end[count : count + lines.start.size])  # one memory for both
+    large.hand_back()
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,
         begin=hosts.begin,
-        end=hosts.end,
         before=hosts.before,
         edge=hosts.edge,
         ambiguous=bound.ambiguous,
@@ -251,58 +257,66 @@ class _Hosts:
     """
 
     begin: Ints
-    end: Ints
     before: Rows
     edge: NDArray[np.uint8]
     entry: Rows
     entered: Ints
 
 
-def _bind_calls(lines: HostLines, start: Ints, end: Ints, active: frozenset[Rule]) -> _Hosts:
+def _bind_calls(trace: Trace, lines: HostLines, active: frozenset[Rule]) -> _Hosts:
     """Binding predecessors of calls, with room for those of events."""
-    events, calls = end.size, lines.start.size
+    start, end = trace.events["start_ns"].to_numpy(), trace.events["end_ns"].to_numpy()
+    events, calls = end.size, lines.row.size
     waiting, awaited = lines.awaited.at, lines.awaited.value
-    order = lines.before if Rule.HOST_ORDER in active else np.full(calls, -1, dtype=np.int32)
-    begin = np.concatenate([start, lines.start[:], lines.start[waiting]])
-    of_calls = slice(events, events + calls)
-    begun = begin[of_calls]
-    begun[waiting] = np.minimum(end[awaited], lines.end[waiting])
-    # An event that started before its launch call pulls it forward, but never before the call ahead of it begins.
-    early = _early(lines, start)
-    call, pulled = lines.launcher[early], start[early]
-    floor = np.where(order[call] >= 0, begun[order[call]], NEVER) if calls else pulled
-    entered = begun.copy()
-    entered[waiting] = lines.start[waiting]
-    np.minimum.at(entered, call, np.maximum(pulled, floor))
-    late = begun[waiting]
-    begun[:], begun[waiting] = entered, late
-    begin[of_calls.stop :] = entered[waiting]
+    begin = np.empty(events + calls + waiting.size, dtype=np.int64)
+    begin[:events] = start
+    before, edge = np.full(begin.size, -1, dtype=np.int32), np.zeros(begin.size, dtype=np.uint8)
+    entry, entered = np.empty(calls, dtype=np.int32), np.empty(calls, dtype=np.int64)
 
-    before = np.full(begin.size, -1, dtype=np.int32)
-    ahead = before[of_calls]
-    ahead[:] = np.where(order >= 0, order + np.int32(events), np.int32(-1))
-    before[of_calls.stop :] = ahead[waiting]
-    edge = np.where(before >= 0, np.uint8(Edge.HOST), np.uint8(Edge.NONE))
-    ahead[waiting] = awaited
-    edge[of_calls][waiting] = Edge.SYNC
-    entry = np.arange(events, events + calls, dtype=np.int32)
-    entry[waiting] = of_calls.stop + np.arange(waiting.size)
-    finish = np.concatenate([end, lines.end, lines.end[waiting]])
-    return _Hosts(begin, finish, before, edge, entry, entered)
+    def of_line(number: int) -> None:
+        """Fill the slices of one rank's line; its calls are counted from its first."""
+        ranks, firsts = lines.ranks
+        first, last = firsts[number : number + 2].tolist()
+        here, those = (
+            slice(first, last),
+            slice(*np.searchsorted(waiting, (first, last)).tolist()),
+        )
+        nodes, entries = (
+            slice(events + first, events + last),
+            slice(events + calls + those.start, events + calls + those.stop),
+        )
+        waits, opened = waiting[those] - first, lines.start[here]
+        order = lines.ahead(here) if Rule.HOST_ORDER in active else np.full(opened.size, -1, dtype=np.int32)
+        begun = opened.copy()
+        begun[waits] = np.minimum(end[awaited[those]], lines.end[waiting[those]])
+        # An event that started before its launch call pulls it forward, but never before the call ahead of it begins.
+        rows = slice(*trace.rows_of(int(ranks[number])))
+        call, pulled = _early(lines.launcher[rows] - np.int32(first), opened, start[rows])
+        ahead = order[call]
+        floor = np.where(ahead >= 0, begun[ahead], NEVER) if begun.size else pulled
+        np.minimum.at(opened, call, np.maximum(pulled, floor))
+        entered[here] = begin[nodes] = opened
+        begin[nodes][waits], begin[entries] = begun[waits], opened[waits]
+
+        before[nodes] = np.where(order >= 0, order + np.int32(nodes.start), np.int32(-1))
+        before[entries] = before[nodes][waits]
+        for part in (nodes, entries):
+            edge[part] = np.where(before[part] >= 0, np.uint8(Edge.HOST), np.uint8(Edge.NONE))
+        before[nodes][waits], edge[nodes][waits] = awaited[those], Edge.SYNC
+        entry[here] = np.arange(nodes.start, nodes.stop)
+        entry[here][waits] = np.arange(entries.start, entries.stop)
+
+    in_parallel(range(lines.ranks[0].size), of_line, events=events)
+    return _Hosts(begin, before, edge, entry, entered)
 
 
-_EVENTS_AT_A_TIME = 1 << 20
-
-
-def _early(lines: HostLines, start: Ints) -> Ints:
-    """Events that started before their launch call, by no more than clocks can differ; some at a time."""
-    found = [np.empty(0, dtype=np.int64)]
-    for first in range(0, start.size, _EVENTS_AT_A_TIME):
-        call = lines.launcher[first : first + _EVENTS_AT_A_TIME]
-        launched = np.flatnonzero(call >= 0)
-        ahead = lines.start[call[launched]] - start[first + launched]
-        found.append(first + launched[(ahead > 0) & (ahead <= CLOCK_NS)])
-    return np.concatenate(found)
+def _early(launcher: Rows, opened: Ints, start: Ints) -> tuple[Rows, Ints]:
+    """Calls of a line with events that started before them, by no more than clocks can differ; and these starts."""
+    launched = np.flatnonzero(launcher >= 0)
+    call, begun = launcher[launched], start[launched]
+    ahead = opened[call] - begun
+    early = np.flatnonzero((ahead > 0) & (ahead <= CLOCK_NS))
+    return call[early], begun[early]
 
 
 @dataclass(frozen=True)

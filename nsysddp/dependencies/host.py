@@ -164,7 +164,7 @@ class HostLines:
     ranks: tuple[NDArray[np.int32], Ints]
     row: Rows
     start: Gathered
-    end: Ints
+    end: Gathered
     awaited: Sparse
     holds: Sets
     leads_to: Rows
@@ -180,17 +180,21 @@ class HostLines:
         nobody = np.full(events, -1, dtype=np.int32)
         rows, first = none.astype(np.int32), np.zeros(1, dtype=np.int64)
         empty = pl.DataFrame({"thread": none})
-        start, awaited = Gathered(none, rows), Sparse.of(rows, rows, 0)
-        return cls(empty, (rows, first), rows, start, none, awaited, Sets.of({}), rows, nobody, 0, 0, 0)
+        times, awaited = Gathered(none, rows), Sparse.of(rows, rows, 0)
+        return cls(empty, (rows, first), rows, times, times, awaited, Sets.of({}), rows, nobody, 0, 0, 0)
 
     @cached_property
     def before(self) -> Rows:
         """Position of each call's predecessor in the line, -1 for the first, made when it is asked for."""
         before = np.empty_like(self.row)
         for low, high in pairwise(self.ranks[1].tolist()):
-            ahead = _before(self.start[low:high], self.end[low:high])
+            ahead = self.ahead(slice(low, high))
             before[low:high] = np.where(ahead >= 0, ahead + np.int32(low), ahead)
         return before
+
+    def ahead(self, line: slice) -> Rows:
+        """The same for the line of one rank, counted from its first call."""
+        return _before(self.start[line], self.end[line])
 
     @property
     def rank(self) -> NDArray[np.int32]:
@@ -272,12 +276,10 @@ def _joined(trace: Trace, lines: list[_Line], launcher: Rows) -> HostLines:
     assert trace.calls is not None
     first = np.cumsum([0, *(line.row.size for line in lines)])
     row, leads_to = np.empty((2, first[-1]), dtype=np.int32)
-    end = np.empty(row.size, dtype=np.int64)
-    ends = trace.calls["end_ns"].to_numpy()
 
     def place(number: int) -> None:
         line, (low, high) = lines[number], first[number : number + 2].tolist()
-        row[low:high], end[low:high] = line.row, ends[line.row]
+        row[low:high] = line.row
         base, own = trace.rows_of(line.rank)[0], launcher[slice(*trace.rows_of(line.rank))]
         leads_to[low:high] = _next_launched(own, high - low, base)
         own[own >= 0] += low
@@ -290,7 +292,7 @@ def _joined(trace: Trace, lines: list[_Line], launcher: Rows) -> HostLines:
         ranks=(np.asarray([line.rank for line in lines], dtype=np.int32), first),
         row=row,
         start=Gathered(trace.calls["start_ns"].to_numpy(), row),
-        end=end,
+        end=Gathered(trace.calls["end_ns"].to_numpy(), row),
         awaited=Sparse.of(
             np.concatenate([of.at + np.int32(low) for of, low in awaited]),
             np.concatenate([of.value for of, _ in awaited]),

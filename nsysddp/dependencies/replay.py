@@ -444,7 +444,7 @@ def _returns(graph: Graph, end: Ints) -> tuple[Floats, Floats]:
     """
     lines = graph.lines
     holds = lines.holds
-    own = (lines.end - lines.start[:]).astype(np.float64)
+    own = (lines.end[:] - lines.start[:]).astype(np.float64)
     held = holds.latest(end, own.size, end[holds.event] > lines.start[holds.owner])
     own[held.at] = np.minimum(own[held.at], RETURN_NS)
     after = (lines.end[holds.owner] - end[holds.event]).astype(np.float64)

@@ -62,7 +62,7 @@ def pieces_of(graph: Graph, gaps: Gaps) -> Pieces:
     event = gaps.event
     some = event >= 0
     before = np.where(some, graph.before[event], -1)
-    reach = np.where(before >= 0, np.minimum(graph.end[before], graph.begin[event]), gaps.start)
+    reach = np.where(before >= 0, np.minimum(graph.ends(before), graph.begin[event]), gaps.start)
     whole = ~some | (reach <= gaps.start)
     gap, start, end = np.flatnonzero(whole), gaps.start[whole], gaps.end[whole]
     node, ran = np.where(some, event, -1)[whole], np.zeros(gap.size, dtype=bool)
@@ -80,7 +80,8 @@ def pieces_of(graph: Graph, gaps: Gaps) -> Pieces:
 def _walk(graph: Graph, gaps: Gaps, which: Ints) -> Ints:
     """Rows (gap, start, end, node, ran) of the given gaps."""
     begin, end, before = (
-        memoryview(np.ascontiguousarray(a).data) for a in (graph.begin, graph.end, graph.before)
+        memoryview(np.ascontiguousarray(a).data)
+        for a in (graph.begin, graph.ends(np.arange(graph.before.size, dtype=np.int32)), graph.before)
     )
     rows: list[tuple[int, int, int, int, bool]] = []
     for gap, event, low, high in zip(

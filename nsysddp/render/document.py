@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -181,12 +182,27 @@ def write(result: Result, stream: TextIO) -> None:
     stream.write(', "tables": {')
     for number, (name, frame) in enumerate(result.tables.items()):
         stream.write(f"{', ' if number else ''}{json.dumps(name)}: [")
-        for part, rows in enumerate(frame.iter_slices(_ROWS_AT_A_TIME)):
-            stream.write(f"{',' if part else ''}{rows.write_json()[1:-1]}")
+        for part, rows in enumerate(_serialised(frame)):
+            stream.write(f"{',' if part else ''}{rows[1:-1]}")
         stream.write("]")
     stream.write("}, ")
     stream.write(json.dumps(_rest(result), ensure_ascii=False)[1:])
     stream.write("\n")
+
+
+def _serialised(frame: pl.DataFrame) -> Iterator[str]:
+    """The rows as JSON, some at a time; those that come next are made while the others are written."""
+    slices = frame.iter_slices(_ROWS_AT_A_TIME)
+    if frame.height <= _ROWS_AT_A_TIME:
+        yield from (rows.write_json() for rows in slices)
+        return
+    with ThreadPoolExecutor(1) as ahead:
+        made = ahead.submit(next(slices).write_json)
+        for rows in slices:
+            following = ahead.submit(rows.write_json)
+            yield made.result()
+            made = following
+        yield made.result()
 
 
 def as_dict(result: Result) -> dict[str, Any]:

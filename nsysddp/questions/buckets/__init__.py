@@ -361,7 +361,7 @@ def _micro_steps(context: Context) -> pl.DataFrame:
 def _queued(graph: Graph, rows: pl.DataFrame) -> list[pl.Series]:
     """How long each bucket, ready and launched, stood behind the event ahead in its queue, and how long after it."""
     ahead = graph.queues.before[rows["event"].to_numpy()]
-    ahead_end = pl.Series(np.where(ahead >= 0, graph.end[ahead], -1)).replace(-1, None)
+    ahead_end = pl.Series(np.where(ahead >= 0, graph.ends(ahead), -1)).replace(-1, None)
     since = rows.select(pl.max_horizontal("ready_ns", "launched_ns")).to_series()
     table = rows.select("started_ns", "ready_ns", "launched_ns").with_columns(
         since=since, ahead_end=ahead_end

@@ -21,12 +21,14 @@ is a beta variable.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from nsysddp.model.errors import AnalysisError
+from nsysddp.model.intervals import GroupedAxis
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
 from nsysddp.model.warnings import Warning
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+    Columns = Mapping[str, NDArray[Any]]
 
 ACCOMPANIED_SHARE = 0.5
 """An execution with at least this share of its time beside the other side is accompanied; with none it is alone."""
@@ -112,15 +115,19 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
     transfers, of_transfers = transfers_of(context)
     decomposition = context.decomposition
     hidden = decomposition["hidden_communication_ns"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    kernels, collectives, costs = [], [], []
     bounds = np.searchsorted(decomposition["rank"].to_numpy(), [*trace.rank_numbers, np.iinfo(np.int32).max])
-    for rank, first, last in zip(trace.rank_numbers, bounds[:-1], bounds[1:], strict=True):
+    rows_of = dict(zip(trace.rank_numbers, pairwise(bounds.tolist()), strict=True))
+
+    def of_rank(rank: int) -> tuple[Columns, Columns, Columns]:
+        """What kernels and what collectives lose to the other side, and what that costs each window."""
+        first, last = rows_of[rank]
         mine = kernels_of(context, rank, work)
         compared = _compare(mine, np.random.default_rng([seed, rank, 0]), resamples)
-        kernels.append(compared.groups(last - first))
-        costs.append(_per_window(context.windows.of(rank), hidden[first:last], mine, compared))
+        costs = _per_window(context.windows.of(rank), hidden[first:last], mine, compared)
         reverse = _compare(transfers[rank], np.random.default_rng([seed, rank, 1]), resamples)
-        collectives.append(reverse.groups(last - first))
+        return compared.groups(last - first), reverse.groups(last - first), costs
+
+    kernels, collectives, costs = zip(*trace.each_rank(of_rank), strict=True)
     tables = [
         _table(joined(kernels), lambda rows: described(context, rows, work), COMPUTE),
         _table(joined(collectives), lambda rows: of_transfers[rows], COMMUNICATION),
@@ -242,9 +249,10 @@ class _Samples:
     @classmethod
     def of(cls, group: Ints, duration: Ints, size: int) -> _Samples:
         """Sort durations by group."""
-        order = np.lexsort((duration, group))
         count = np.bincount(group, minlength=size).astype(np.int64)
-        return cls(duration[order], np.cumsum(count) - count, count)
+        axis = GroupedAxis(duration, size)  # sorting numbers is quicker than sorting places
+        ordered = np.sort(axis.place(group, duration))
+        return cls(axis.value(ordered, np.repeat(np.arange(size), count)), np.cumsum(count) - count, count)
 
     def _at(self, place: Ints) -> Floats:
         """The value at a place of each group, NaN for an empty group."""

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.queues import ahead_in_queue
-from nsysddp.questions.overlap import joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,32 +45,40 @@ class Executions:
 
 
 def executions(context: Context) -> pl.DataFrame:
-    """Every compute and spin kernel: ``rank``, what it is, ``duration_ns``, ``beside_ns`` communication, ``steady``."""
-    work, kinds = Work.of(context), 0
-    firsts: list[Ints] = []
-    places: list[NDArray[np.int32]] = []
-    numbers: list[dict[str, NDArray[Any]]] = []
-    for rank in context.trace.rank_numbers:
+    """Every compute and spin kernel: ``rank``, ``duration_ns``, ``beside_ns`` communication, ``steady``, what it is.
+
+    ``same`` is a number for what it is, over all ranks: name, grid, block, phase and the kernel ahead; ``shape`` for
+    name, grid and block.
+    """
+    work, trace = Work.of(context), context.trace
+
+    def of_rank(rank: int) -> tuple[pl.DataFrame, Ints]:
+        """The numbers, with the group instead of what it is; and an execution of each group."""
         kernels = kernels_of(context, rank, work)
-        # Millions of rows of few groups: a group is described once.
-        groups, first = np.unique(kernels.group, return_index=True)
-        firsts.append(kernels.row[first])
-        places.append((kinds + np.searchsorted(groups, kernels.group)).astype(np.int32))
-        kinds += groups.size
-        numbers.append(
-            {
-                "rank": np.full(kernels.row.size, rank, dtype=np.int32),
-                "duration_ns": kernels.duration,
-                "beside_ns": kernels.beside,
-                "steady": kernels.steady,
-            }
-        )
-    texts = ["phase", "name", "grid", "block", "after"]
-    described_once = described(context, np.concatenate(firsts), work).select(
-        pl.col(texts).cast(pl.Categorical)
-    )
+        numbers = {
+            "rank": np.full(kernels.row.size, rank, dtype=np.int32),
+            "duration_ns": kernels.duration,
+            "beside_ns": kernels.beside,
+            "steady": kernels.steady,
+            "group": kernels.group.astype(np.int32),
+        }
+        first = np.zeros(int(kernels.group.max(initial=-1)) + 1, dtype=np.int64)
+        first[kernels.group[::-1]] = kernels.row[::-1]
+        return pl.DataFrame(numbers), first
+
+    parts = trace.each_rank(of_rank)
+    # Millions of rows of few groups: a group is described once.
+    groups = described(context, np.concatenate([first for _, first in parts]), work)
+    names = ("name", "grid", "block", "phase", "after")
+    texts = [codes(groups[name]) for name in names]
+    kinds = [dense(combined(*columns)).astype(np.int32) for columns in (texts, texts[:3])]
+    before = np.cumsum([0, *(first.size for _, first in parts)]).tolist()
     return pl.concat(
-        [pl.DataFrame(joined(numbers)), described_once[np.concatenate(places)]], how="horizontal"
+        kernels.drop("group").with_columns(
+            pl.Series(name, of_group[base : base + first.size][kernels["group"].to_numpy()])
+            for name, of_group in zip(("same", "shape"), kinds, strict=True)
+        )
+        for (kernels, first), base in zip(parts, before, strict=False)
     )
 
 
@@ -183,9 +190,18 @@ def codes(texts: pl.Series) -> NDArray[Any]:
 _MANY = 1 << 15
 """From so many values on those that are distinct are found faster by hashing than by sorting."""
 
+_LOW = 1 << 20
+"""Values below this are looked up in a table."""
+
 
 def dense(values: Ints) -> Ints:
-    """The place of each value among the distinct ones."""
+    """The place of each value, which is not below 0, among the distinct ones."""
+    highest = int(values.max(initial=0))
+    if highest < _LOW and values.size >= _MANY:
+        is_there = np.zeros(highest + 1, dtype=bool)
+        is_there[values] = True
+        places: Ints = (np.cumsum(is_there) - 1)[values]
+        return places
     distinct = np.unique(values) if values.size < _MANY else np.sort(pl.Series(values).unique().to_numpy())
     return np.searchsorted(distinct, values).astype(np.int64)
 

@@ -14,6 +14,7 @@ from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.model.errors import AnalysisError, UsageError
 from nsysddp.model.markers import parse_bucket_mark
 from nsysddp.model.schema import CLASSES
+from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.attribution import Attribution
 from nsysddp.questions.critical_path.tables import (
@@ -167,7 +168,7 @@ _GAP, _WAIT, _ACTIVITY = 0, 1, 2
 """The up to three pieces of a node, in order of time: waiting to begin, waiting for peers, and what it did."""
 
 
-_NODES_AT_A_TIME = 1 << 18
+_NODES_AT_A_TIME = 1 << 17
 """Nodes of paths that become pieces together: what is known of each takes ten times its memory."""
 
 
@@ -187,10 +188,12 @@ def paths_along(graph: Graph, launched: Attribution, walks: Walks, *, across: bo
     # Where the first path ends that reaches the next multiple: paths stay whole.
     wanted = np.arange(_NODES_AT_A_TIME, path.size + _NODES_AT_A_TIME, _NODES_AT_A_TIME)
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), ends.size - 1)]).tolist()
-    parts = [
-        _pieces(graph, launched, walks, nodes[first:last], path[first:last], across=across)
-        for first, last in pairwise([0, *(cuts or [0])])
-    ]
+
+    def between(bounds: tuple[int, int]) -> Found:
+        here = slice(*bounds)
+        return _pieces(graph, launched, walks, nodes[here], path[here], across=across)
+
+    parts = in_parallel(pairwise([0, *(cuts or [0])]), between, events=path.size)
     together = Found(*(pl.concat(frames) for frames in zip(*parts, strict=True)))
     return together._replace(steps=_summarise(together.steps, walks, launched.steps))
 
@@ -207,7 +210,7 @@ def _pieces(
     is_head = np.roll(is_tail, 1)
 
     # A node's time is cut where its successor began, and at the window's edges.
-    closed = np.minimum(graph.end[nodes], np.where(is_tail, top, np.roll(begin, -1)))
+    closed = np.minimum(graph.ends(nodes), np.where(is_tail, top, np.roll(begin, -1)))
     opened, closed = np.maximum(begin, stop), np.maximum(closed, stop)
     split = opened.copy()
     split[is_event] = np.clip(graph.ready[nodes[is_event]], opened[is_event], closed[is_event])

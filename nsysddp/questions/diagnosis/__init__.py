@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from nsysddp.model import large
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
 from nsysddp.questions import critical_path
 from nsysddp.questions.diagnosis.causes import CAUSES
 from nsysddp.questions.diagnosis.claims import OPEN
-from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
+from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of, weighted
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.faults import faults, unjudged
 from nsysddp.questions.diagnosis.path import OPEN_KINDS, cut_at_causes, pieces_of
@@ -131,12 +132,15 @@ def diagnose(context: Context) -> Result:
     """
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
-    pieces = pieces_of(paths)
-    parts = given_to_causes(context, facts, cut_at_causes(facts.own, graph, pieces))
+    large.hand_back()  # the other questions are answered, and what follows is the largest
+    parts = weighted(given_to_causes(context, facts, cut_at_causes(facts.own, graph, pieces_of(paths))))
     per_step = per_step_of(parts)
     assert_bounds(per_step)
     evidence = evidence_of(parts)
-    rows = [*costs_of(context, parts, per_step, paths, facts), *faults(context, graph, paths)]
+    rows = [
+        *costs_of(context, parts, per_step, evidence, paths, facts),
+        *faults(context, graph, paths),
+    ]
     frames = {
         "diagnosis": DIAGNOSIS.frame(
             [row | {"place": number} for number, row in enumerate(rows, start=1)],

@@ -47,7 +47,7 @@ def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
     shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     by_path = parts.group_by(*step, "path", "cause").agg(pl.col("cost_ns").sum())
     by_path = (
-        by_path.with_columns(pl.col("cause").cast(pl.String))
+        by_path.with_columns(pl.col("step", "cause").cast(pl.String))
         .with_columns(
             family=pl.col("cause").replace_strict(_FAMILY, default=pl.col("cause"), return_dtype=pl.String)
         )
@@ -96,8 +96,7 @@ def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
     by = ["cause", "kind", "phase", "name", "host_phase"]
     ranks = pl.col("rank").drop_nulls()
     return (
-        _weighted(parts)
-        .filter(pl.col("cause").is_in(list(BY_CODE)))
+        parts.filter(pl.col("cause").is_in(list(BY_CODE)))
         .group_by(by)
         .agg(
             cost_ns=pl.col("cost").sum().round().cast(pl.Int64),
@@ -110,7 +109,7 @@ def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
+def weighted(parts: pl.DataFrame) -> pl.DataFrame:
     """The parts with ``cost``: what each adds to the mean over the paths of a step, and over the steps."""
     steps = max(1, parts["step_index"].n_unique())
     paths = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
@@ -127,19 +126,23 @@ _SPREAD_OUT = 0.6
 
 
 def costs_of(
-    context: Context, parts: pl.DataFrame, per_step: pl.DataFrame, paths: Result, facts: Facts
+    context: Context,
+    parts: pl.DataFrame,
+    per_step: pl.DataFrame,
+    evidence: pl.DataFrame,
+    paths: Result,
+    facts: Facts,
 ) -> list[dict[str, Any]]:
     """One row per cause that costs anything, by what it costs or, where that is less, saves."""
     steady = per_step.group_by("step_index").agg(pl.col("path_ns").first())
     steps, path = steady.height, int(steady["path_ns"].sum() or 0)
     if not steps:
         return []
-    evidence, weighted = evidence_of(parts), _weighted(parts)
     grade = paths["critical_path_step"]["grade"][0]
     rows = []
     sums = per_step.group_by("cause").agg(pl.col("cost_ns").sum(), found=pl.len())
     unresolved = int(sums.filter(pl.col("cause") == UNRESOLVED)["cost_ns"].sum())
-    moved = weighted.filter(pl.col("kind") == "transfer")
+    moved = parts.filter(pl.col("kind") == "transfer")
     explained = float(moved.filter(pl.col("cause") == "straggler")["cost"].sum())
     uneven = float(moved["cost"].to_numpy() @ uneven_share(context, moved["event"].to_numpy())) - explained
     mean = path / steps
@@ -150,7 +153,7 @@ def costs_of(
         cost = round(total / steps)
         if code not in BY_CODE or total < _LEAST * path:
             continue
-        own = weighted.filter(pl.col("cause") == code)
+        own = parts.filter(pl.col("cause") == code)
         case = Case(
             cause=BY_CODE[code],
             cost_ns=cost,

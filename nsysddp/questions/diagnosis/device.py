@@ -139,7 +139,7 @@ def uneven_kernels(context: Context) -> tuple[int, str, int, int] | None:
     """
     trace = context.trace
     kernels = (
-        pl.concat(_by_place(context, rank) for rank in trace.rank_numbers)
+        pl.concat(trace.each_rank(lambda rank: _by_place(context, rank)))
         .with_columns(total_of_rank=pl.col("total").sum().over("rank"))
         .filter(
             pl.col("steps") >= _FEW_STEPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import polars as pl
 from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.model.result import Result
+from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_MS
 from nsysddp.questions.diagnosis.lateness import OwnTime, Spans, lateness
 
@@ -44,16 +46,24 @@ def pieces_of(paths: Result) -> pl.DataFrame:
     if steady.is_empty():
         steady = paths["critical_path_step"]
     steady = _best_resolved(paths, steady)
-    numbered = steady.select(*key, "step").with_row_index("path").with_columns(pl.col("path").cast(pl.Int64))
+    # Of millions of pieces numbers take most of the memory: all of these are small.
+    small = pl.col("step_index", "path_rank").cast(pl.Int32)
+    numbered = (
+        steady.select(*key, "step")
+        .with_row_index("path")
+        .with_columns(small, pl.col("path").cast(pl.Int32), pl.col("step").cast(pl.Categorical))
+    )
     return (
         paths["critical_path"]
         .select(_NEEDED)
+        .with_columns(small, pl.col("rank", "event").cast(pl.Int32))
         .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
         .sort("path", "start_ns", maintain_order=True)
         .with_columns(
             is_long=pl.col("kind").is_in(["host", "host_gap"])
             & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
         )
+        .drop("path_rank")
     )
 
 
@@ -105,6 +115,23 @@ def cut_at_causes(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFr
     ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
     ready on the GPU then, and not launched, -1 if none.
     """
+    path = pieces["path"].to_numpy()
+    heads = np.flatnonzero(np.diff(path, prepend=-1))
+    # Paths stay whole; some at a time, since what is known of each piece meanwhile takes several times its memory.
+    cuts = [0, *heads[np.flatnonzero(np.diff(heads // _PIECES_AT_A_TIME)) + 1].tolist(), path.size]
+
+    def between(bounds: tuple[int, int]) -> pl.DataFrame:
+        return _cut(own, graph, pieces[bounds[0] : bounds[1]])
+
+    return pl.concat(in_parallel(pairwise(cuts), between, events=path.size))
+
+
+_PIECES_AT_A_TIME = 1 << 18
+"""Pieces of paths that are cut together."""
+
+
+def _cut(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
+    """``cut_at_causes`` of some whole paths."""
     path = pieces["path"].to_numpy()
     start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
     collective = pieces.filter(pl.col("kind") == "transfer")

@@ -77,7 +77,7 @@ def _pauses_of(context: Context, rank: int, line: slice, silent: NDArray[np.bool
     graph = context.graph
     start, end, awaited = graph.lines.start[line], graph.lines.end[line], graph.lines.awaited[line]
     ahead = np.append(start[0], np.maximum.accumulate(end)[:-1])
-    waited = np.where(awaited >= 0, graph.end[np.maximum(awaited, 0)], 0)
+    waited = np.where(awaited >= 0, graph.ends(np.maximum(awaited, 0)), 0)
     parts = []
     for begin, finish, chosen in (
         (np.minimum(ahead, start), start, True),

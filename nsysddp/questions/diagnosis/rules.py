@@ -56,7 +56,7 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     cause[transfer] = [_NUMBER[name] for name in transfer_causes(context, facts, parts.filter(transfer))]
 
     base = parts.select(
-        *("path", "step", "step_index", "path_rank", "kind", "rank", "phase", "name", "host_phase"),
+        *("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase"),
         *("event", "is_first"),
     )
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
@@ -64,7 +64,7 @@ def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.Dat
     rows = []
     for rank, part in stopped_transfers(context, facts.stopped, parts):
         row = _taken_from(base, left, part, _are(cause, MOVING), "straggler")
-        rows.append(row.with_columns(rank=pl.lit(rank, pl.Int64)))
+        rows.append(row.with_columns(rank=pl.lit(rank, pl.Int32)))
     for other, part, allowed in (
         *shares_of_transfers(context, facts, parts),
         ("other_process", lengthened_by_others(context, parts), (COMPUTATION,)),

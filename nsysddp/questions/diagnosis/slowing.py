@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, slowdowns
-from nsysddp.questions.contention.executions import codes, combined, dense, executions
+from nsysddp.questions.contention.executions import executions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,9 +112,7 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    texts = (kernels[name].cast(pl.Categorical) for name in ("name", "grid", "block", "phase", "after"))
-    same = dense(combined(*map(codes, texts)))
-    kernels = kernels.select("rank", "duration_ns", "beside_ns", same=pl.Series(same.astype(np.int32)))
+    kernels = kernels.select("rank", "duration_ns", "beside_ns", "same")
     beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
     found = pl.concat(map(compared, _together(kernels)))
     known = beside.join(found, on="same", how="left").sort("rank", "same")

@@ -231,7 +231,7 @@ def _named(context: Context, graph: Graph, gaps: Gaps, pieces: Pieces, shared: F
 
     # Calls that hold the host by themselves: no matter what they also waited for, and how long.
     allocates, copies = _allocating_and_copying(graph)
-    holds = (allocates | copies) & (graph.lines.end - graph.lines.start[:] > LAUNCH_NS)
+    holds = (allocates | copies) & (graph.lines.end[:] - graph.lines.start[:] > LAUNCH_NS)
     calling = np.flatnonzero(((activity == _CALL) | (activity == _SYNC)) & (line >= 0))
     cause[calling[allocates[line[calling]]]] = _ALLOCATED
     cause[calling[(copies & holds)[line[calling]] & (cause[calling] == _LAUNCH)]] = _MEMORY
@@ -350,7 +350,7 @@ def _consequences(
     late, call = late[held], call[held]
 
     # The lead that the call took: it blocked from its start to the end of what it waited for, or by itself.
-    until = np.where((waits & ~allocates)[call], graph.end[lines.awaited[call]], lines.end[call])
+    until = np.where((waits & ~allocates)[call], graph.ends(lines.awaited[call]), lines.end[call])
     budget = until - lines.start[call]
     length = pieces.end[late] - pieces.start[late]
     order = np.lexsort((pieces.start[late], call))

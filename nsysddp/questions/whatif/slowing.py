@@ -112,7 +112,7 @@ def _together(kernels: pl.DataFrame) -> tuple[float, float, float] | None:
     duration = pl.col("duration_ns")
     base = duration.filter(alone).median()
     groups = (
-        steady.group_by("name", "grid", "block")
+        steady.group_by("shape")
         .agg(
             alone=alone.sum(),
             accompanied=accompanied.sum(),
@@ -120,7 +120,7 @@ def _together(kernels: pl.DataFrame) -> tuple[float, float, float] | None:
             share=((duration - base) / pl.col("beside_ns")).filter(accompanied).median(),
             beside=pl.col("beside_ns").sum(),
         )
-        .sort("name", "grid", "block")
+        .sort("shape")
     )
     known = groups.filter(
         pl.col("alone") >= MIN_SAMPLES, pl.col("accompanied") >= MIN_SAMPLES, ~pl.col("mixed")
