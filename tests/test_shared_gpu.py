@@ -88,6 +88,14 @@ def test_a_framework_without_marks_is_read_as_one_window() -> None:
     assert result["overlap"]["hidden_transfer_ns"].null_count() == 0
 
 
+def test_a_pipeline_is_not_told_to_compress_gradients() -> None:
+    """What takes long on its path beside reductions on the compute stream are messages between stages."""
+    table = real("pipeline", "diagnose")["diagnosis"].filter(cause="slow_communication")
+    assert table.height == 1
+    assert "between the ranks" in table["try_next"][0]
+    assert "gradients" not in table["try_next"][0]
+
+
 # --- drawn: what these captures showed to be wrong --------------------------------------------------------------------
 
 

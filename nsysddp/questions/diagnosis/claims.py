@@ -108,28 +108,38 @@ class Messages:
         latency_ratio: share of its transfers for which latency decides.
         undecided_ratio: share of which that is not told, though sizes are known.
         few: those for which latency decides, in words; None where there are none.
+        kind: of the collectives with most of the cost; None where there are none.
     """
 
     latency_ratio: float = 0.0
     undecided_ratio: float = 0.0
     few: str | None = None
+    kind: str | None = None
 
     @classmethod
     def of(cls, context: Context, own: pl.DataFrame) -> Messages:
         """Of the parts of a cause."""
         moved = own.filter(pl.col("kind") == "transfer")
-        ids = context.timed.select(pl.col("event").cast(moved.schema["event"]), "collective_id")
-        table = (
-            moved.group_by("event")
-            .agg(pl.col("cost").sum())
-            .join(ids, on="event")
-            .join(context.deciding, on="collective_id")
+        timed = context.timed.select(
+            pl.col("event").cast(moved.schema["event"]), "collective_id", carries="kind"
         )
+        carried = moved.group_by("event").agg(pl.col("cost").sum()).join(timed, on="event")
         whole = float(moved["cost"].sum())
         if not whole:
             return cls()
+        table = carried.join(context.deciding, on="collective_id")
         shares = dict(table.group_by("decides").agg(pl.col("cost").sum() / whole).iter_rows())
-        return cls(shares.get(LATENCY, 0.0), shares.get(None, 0.0), few_bytes(table))
+        kinds = (
+            carried.group_by("carries")
+            .agg(pl.col("cost").sum())
+            .sort("cost", "carries", descending=[True, False])
+        )
+        return cls(
+            shares.get(LATENCY, 0.0),
+            shares.get(None, 0.0),
+            few_bytes(table),
+            next(iter(kinds["carries"]), None),
+        )
 
 
 @dataclass(frozen=True)
@@ -336,7 +346,19 @@ class Case:
                 "measure this collective with other sizes (nccl-tests): if its time falls with the bytes, send less "
                 "(bf16, or every n-th micro-step); if not, make them fewer or fuse them"
             )
+        if self.cause.code == "slow_communication" and self.messages.kind in _SEND_LESS:
+            return _SEND_LESS[self.messages.kind]
         return self.cause.try_next
+
+
+_SEND_LESS = {
+    "send_recv": "send less between the ranks: activations in bf16, or one message under the computation of the next "
+    "(micro-batches that interleave)",
+    "all_gather": "gather less: parameters in bf16, kept from forward to backward (reshard_after_forward=False), or "
+    "shards over the ranks of one host",
+    "all_to_all": "exchange less: tokens in bf16, a smaller capacity of experts, or experts within a host",
+}
+"""What to try where what takes long is no reduction of gradients, by the kind that costs most."""
 
 
 def _is_call(part: dict[str, object]) -> bool:
