@@ -35,6 +35,7 @@ from nsysddp.join.load import load
 from nsysddp.model import large
 from nsysddp.model.errors import NotAReport, UsageError
 from nsysddp.model.trace import Trace
+from nsysddp.questions import apart, own_time
 from nsysddp.questions.attribution import attribute
 from nsysddp.questions.own_time import waiting_in_gaps
 
@@ -94,8 +95,8 @@ def in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole_and_in_shares(reports: list[Path], *argv: str) -> tuple[Ran, Ran]:
     """The answer of all events together, and made in shares."""
-    with pytest.MonkeyPatch.context() as apart:
-        apart.setattr("nsysddp.execute.place._APART_BYTES", 1 << 60)
+    with pytest.MonkeyPatch.context() as together:
+        together.setattr("nsysddp.execute.place._APART_BYTES", 1 << 60)
         whole = analyze(*reports, *argv)
     return whole, analyze(*reports, *argv)
 
@@ -120,8 +121,8 @@ def whole_and_in_shares(reports: list[Path], *argv: str) -> tuple[Ran, Ran]:
 )
 def test_the_answer_in_shares_is_that_of_all_events_together(made: Path, argv: list[str]) -> None:
     files = sorted(made.glob("*.sqlite"))
-    whole, apart = whole_and_in_shares(files, *argv)
-    assert (apart.code, apart.out, apart.err) == (whole.code, whole.out, whole.err)
+    whole, found = whole_and_in_shares(files, *argv)
+    assert (found.code, found.out, found.err) == (whole.code, whole.out, whole.err)
 
 
 @pytest.mark.usefixtures("in_shares")
@@ -138,9 +139,38 @@ def test_the_answer_in_shares_is_that_of_all_events_together(made: Path, argv: l
 def test_jobs_of_every_kind_in_shares(job: Job, tmp_path: Path) -> None:
     files = write(simulate(job), tmp_path)
     for argv in ([], ["--per", "capture"]):
-        whole, apart = whole_and_in_shares(files, *argv)
+        whole, found = whole_and_in_shares(files, *argv)
         assert whole.code == 0, whole.err
-        assert apart.out == whole.out
+        assert found.out == whole.out
+
+
+@pytest.mark.usefixtures("in_shares")
+def test_own_time_of_ranks_is_compared_though_no_process_holds_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a report is missing nothing is split, and a late rank shows by its own time only."""
+    job = Job("dp", 8, 1, per_host=2, steps=3, planted=Planted("slow_rank", 1.5, rank=5))
+    files = write(simulate(job), tmp_path)[1:]
+    asked: list[int] = []
+    lateness = own_time.lateness_of
+
+    def lateness_of(lines: Any, steady: Any) -> Any:
+        asked.append(len(lines))
+        return lateness(lines, steady)
+
+    monkeypatch.setattr(apart, "lateness_of", lateness_of)
+    for argv in ([], ["--per", "capture"], ["--steps", "1:"]):
+        asked.clear()
+        whole, found = whole_and_in_shares(files, *argv)
+        assert found.out == whole.out
+        assert asked == [6]
+        assert "ank 5 is late" in document(whole)["findings"][0]["message"]
+    for where in (
+        ["--jobs", "2"],
+        ["--scheduler", "local:2"],
+        ["--scheduler", "local:2", "--cache", tmp_path / "cache"],
+    ):
+        assert analyze(*files, *where, "--steps", "1:").out == whole.out
 
 
 @pytest.mark.usefixtures("in_shares")
@@ -207,8 +237,8 @@ def test_ranks_of_one_gpu_are_not_taken_apart(tmp_path: Path) -> None:
     for rank in range(2):
         files.append(tmp_path / f"rank{rank}.sqlite")
         ranked(rank, size=2, communicator=5, utc_epoch_ns=1_795_972_367_577_878_054).write(files[-1])
-    whole, apart = whole_and_in_shares(files)
-    assert apart.out == whole.out
+    whole, found = whole_and_in_shares(files)
+    assert found.out == whole.out
 
 
 def test_every_frame_is_the_same_from_another_process(made: Path, tmp_path: Path) -> None:

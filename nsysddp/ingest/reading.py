@@ -72,7 +72,7 @@ class Source:
     Attributes:
         task: that made it.
         file: where it lies; None: nowhere, so that its report is read again.
-        brief: what the join needs of it (``ingest.brief``), as the bytes of a part.
+        brief: what the join needs of it (``ingest.brief``), as the bytes of a part; empty once it is joined.
     """
 
     task: Task

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
 
 from nsysddp.execute.executor import Executor, Lost
-from nsysddp.ingest.brief import may_communicate
+from nsysddp.ingest.brief import brief, may_communicate
 from nsysddp.ingest.part import Notes, Part
 from nsysddp.ingest.reading import Source, taken
 from nsysddp.join.events import Events
@@ -55,7 +56,7 @@ class Share:
         lanes: their ranks, in order.
         lines: the corrections of the clocks of the ranks.
         wanted: what was read.
-        brief: the run with only the ranks of these reports and only the events that may communicate.
+        brief: the run with only the ranks of these reports and only the events that may communicate, without ranges.
     """
 
     sources: tuple[Source, ...]
@@ -66,7 +67,7 @@ class Share:
     brief: Trace
 
     def trace(self) -> Trace:
-        """The run with only these ranks, and all their events.
+        """The run with only these ranks, and all their events; steps and phases are told beside it.
 
         Raises:
             ReportError: a report had to be read again and cannot be, or is another one now.
@@ -81,11 +82,13 @@ class Share:
             raise ReportError("changed while it was read", file=self.sources[0].task.path)
         events.class_code[rows] = self.brief.events["class"].to_physical().to_numpy()
         events.move(self.lines)
+        known = {name: number for number, name in enumerate(self.brief.names.select("group", "text").rows())}
+        code = np.array([known[name] for name in events.names.select("group", "text").rows()], dtype=np.int32)
+        events.columns["name"] = code[events.columns["name"]]
         row = rows[self.brief.collectives["event"].to_numpy()]
         return replace(
             self.brief,
             events=events.frame(),
-            names=schema.NAMES.check(events.names),
             launches=events.launch_frame(self.lines),
             collectives=self.brief.collectives.with_columns(event=pl.Series(row, dtype=pl.Int64)),
             _cache={},
@@ -113,8 +116,17 @@ class Shares:
         self._join()
 
     def _join(self) -> None:
-        briefs = [taken(source.brief, source.task.path) for source in self.sources]
-        self._run = self._run_of(briefs)
+        rules = self.asked.wanted.rules
+        self._run = self._run_of(
+            [
+                taken(source.brief, source.task.path) if source.brief else brief(source.part(), rules)
+                for source in self.sources
+            ]
+        )
+        assert self.trace.events.height
+        for part in self._run.parts:  # joined: what is left is who and where
+            part.ranges = part.operations = part.launches = None
+        self.sources = [replace(source, brief=b"") for source in self.sources]
 
     def _run_of(self, parts: list[Part]) -> Run:
         return Run(parts, self.missing, self.asked.wanted, Notes(), self.asked.clock_tolerance_ns)
@@ -164,6 +176,30 @@ class Shares:
             self.missing += gone
             self._join()
 
+    def each(self, work: Callable[[S], T], task: Callable[[Share], S]) -> list[T]:
+        """The result of ``work`` for each share, in order of the reports, none of which may be lost.
+
+        Raises:
+            ReportError: one is.
+        """
+        shares, made = self._shares(), []
+        for share, result in zip(
+            shares, self.executor.map(work, [task(share) for share in shares], _nothing), strict=True
+        ):
+            if isinstance(result, Lost):
+                raise lost(result, share.sources[0].task.path)
+            made.append(result)
+        return made
+
+    @contextmanager
+    def folder(self) -> Iterator[Path | None]:
+        """A folder that workers see too, which goes away; None if none is known."""
+        if self.asked.cache is None and self.asked.place.scheduler is not None:
+            yield None
+            return
+        with scratch_folder(self.asked.cache) as found:
+            yield found.absolute()
+
     def _shares(self) -> list[Share]:
         trace, ranks = self.trace, self._run.ranks
         kernels = [sum(part.events.kernels) for part in self._run.parts]
@@ -183,7 +219,7 @@ class Shares:
             numbers = [int(lane.rank or 0) for lane in mine]
             shares.append(
                 Share(
-                    sources=tuple(replace(source, brief=b"") for source in self.sources[first:last]),
+                    sources=tuple(self.sources[first:last]),
                     places=tuple((part.first_process, part.clock, part.shift) for part in parts),
                     lanes=tuple(replace(lane, report=lane.report - first) for lane in mine),
                     lines={number: self._run.line_of_rank[number] for number in numbers},
@@ -199,7 +235,7 @@ def _nothing(_: object) -> None:
 
 
 def _of_ranks(trace: Trace, ranks: Sequence[int], processes: Sequence[int]) -> Trace:
-    """Some ranks of a run, as far as frames of ranks and their processes go."""
+    """Some ranks of a run, without ranges and NCCL's calls: the join has used them up."""
     mine = np.isin(trace.events["rank"].to_numpy(), ranks)
     event = trace.collectives["event"].to_numpy()
     chosen = np.flatnonzero(mine[event])
@@ -210,8 +246,8 @@ def _of_ranks(trace: Trace, ranks: Sequence[int], processes: Sequence[int]) -> T
         ranks=trace.ranks.filter(pl.col("rank").is_in(list(ranks))),
         processes=trace.processes.filter(of_process),
         events=trace.events[np.flatnonzero(mine)],
-        ranges=trace.ranges.filter(of_process),
-        operations=trace.operations.filter(of_process),
+        ranges=trace.ranges.clear(),
+        operations=trace.operations.clear(),
         collectives=trace.collectives[chosen].with_columns(
             event=pl.Series(place[event[chosen]], dtype=pl.Int64),
             ready_peers=pl.lit(None, dtype=schema.COLLECTIVES.dtypes["ready_peers"]),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from nsysddp.questions import collectives, steps
 from nsysddp.questions.attribution import Numbered, attribute, numbered
 from nsysddp.questions.context import Context, context_of
+from nsysddp.questions.own_time import Measured, Parts, lateness_of, own_lines
 from nsysddp.questions.rankwise import TABLES
 from nsysddp.questions.steps import Selection
 from nsysddp.questions.window import Window, Windows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
     from nsysddp.join.apart import Share, Shares
     from nsysddp.model.trace import Trace
 
@@ -85,7 +93,7 @@ def context_of_run(run: Trace | Shares, selection: Selection) -> Context:
         timed=timed,
         splits=collectives.splits(trace, timed),
         keep=collectives.selected_events(trace, attribution, windows.per, selection),
-        whole_trace=run.whole,
+        compare_own=partial(_compare_own, run, selection, windows.per, (found, timed)),
         made={
             name: pl.concat(part.tables[name] for part in told).sort("rank", maintain_order=True)
             for name in TABLES
@@ -102,17 +110,15 @@ def _told(run: Shares, selection: Selection, per: str) -> tuple[list[Told], _Kno
         return numbered(trace), collectives.timed(trace)
 
     def task(share: Share, joined: _Known) -> Task:
-        found, timed = joined
-        ranks = [int(lane.rank or 0) for lane in share.lanes]
-        return Task(
-            share,
-            found.of(lane.process for lane in share.lanes),
-            timed.filter(pl.col("rank").is_in(ranks)),
-            selection,
-            per,
-        )
+        return _task(share, joined, selection, per)
 
     return run.map(tell, known, task)
+
+
+def _task(share: Share, joined: _Known, selection: Selection, per: str) -> Task:
+    found, timed = joined
+    mine = pl.col("rank").is_in([int(lane.rank or 0) for lane in share.lanes])
+    return Task(share, found.of(lane.process for lane in share.lanes), timed.filter(mine), selection, per)
 
 
 def _windows(told: list[Told]) -> tuple[Window, ...]:
@@ -124,6 +130,14 @@ def _windows(told: list[Told]) -> tuple[Window, ...]:
 
 def tell(task: Task) -> Told:
     """What is told of the ranks of a share: done where its parts lie."""
+    context = _context(task)
+    tables = {name: make(context) for name, make in TABLES.items()}
+    of_steps = context.every_window.windows if task.per == "step" else ()
+    return Told(tables, of_steps, context.attribution.by_time)
+
+
+def _context(task: Task) -> Context:
+    """Of the ranks of a share."""
     trace, selection = task.share.trace(), task.selection
     attribution = attribute(trace, task.found)
     event = trace.collectives["event"]
@@ -131,7 +145,7 @@ def tell(task: Task) -> Told:
     of_steps = steps.step_windows(trace, attribution)
     of_steps = of_steps if task.per == "step" else ()
     asked = steps.kept(of_steps, selection) if task.per == "step" else steps.capture_windows(trace, selection)
-    context = Context(
+    return Context(
         trace=trace,
         selection=selection,
         attribution=attribution,
@@ -141,5 +155,77 @@ def tell(task: Task) -> Told:
         splits=collectives.splits(trace, timed),
         keep=collectives.selected_events(trace, attribution, task.per, selection),
     )
-    tables = {name: make(context) for name, make in TABLES.items()}
-    return Told(tables, of_steps, attribution.by_time)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A task: the own lines of the ranks of a share.
+
+    Attributes:
+        task: the share.
+        only: steps that count.
+        folder: where their parts are written to, for whoever asks to read; None: they are sent.
+    """
+
+    task: Task
+    only: tuple[int, ...]
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """The own line of a rank, of which the parts lie in a file, or here.
+
+    Attributes:
+        rank, names, counts: as of ``own_time.Measured``.
+        parts: the file, or an array of shape (columns of ``Parts``, events).
+    """
+
+    rank: int
+    names: tuple[NDArray[np.int32], NDArray[np.int64]]
+    counts: NDArray[np.int64]
+    parts: Path | NDArray[np.int64]
+
+    def measured(self) -> Measured:
+        """The line."""
+        return Measured(self.rank, self.names, self.counts, self._read)
+
+    def _read(self, first: int, last: int) -> Parts:
+        if isinstance(self.parts, Path):  # not mapped: what is read once is not to fill memory
+            size, width = int(self.counts.sum()), np.dtype(np.int64).itemsize
+            step, name, gap, run, spun = (
+                np.fromfile(self.parts, np.int64, last - first, offset=(row * size + first) * width)
+                for row in range(5)
+            )
+        else:
+            step, name, gap, run, spun = self.parts[:, first:last]
+        return Parts(step.astype(np.int32), name.astype(np.int32), gap, run, spun)
+
+
+def measure(lines: Lines) -> list[Line]:
+    """The own lines of the ranks of a share: done where its parts lie."""
+    context = _context(lines.task)
+    made = []
+    for line in own_lines(context.trace, context.attribution, context.splits, lines.only):
+        parts = np.stack([*vars(line.parts(0, int(line.counts.sum()))).values()]).astype(np.int64)
+        where: Path | NDArray[np.int64] = parts
+        if lines.folder is not None:
+            where = lines.folder / f"{line.rank}.own"
+            parts.tofile(where)
+        made.append(Line(line.rank, line.names, line.counts, where))
+    return made
+
+
+def _compare_own(
+    run: Shares, selection: Selection, per: str, joined: _Known, steady: Mapping[int, Sequence[int]]
+) -> dict[int, float]:
+    """``own_time.own_lateness``, of a run in shares.
+
+    Raises:
+        ReportError: a share was lost.
+    """
+    only = tuple(sorted({step for steps in steady.values() for step in steps}))
+    with run.folder() as folder:
+        made = run.each(measure, lambda share: Lines(_task(share, joined, selection, per), only, folder))
+        lines = sorted((line for part in made for line in part), key=lambda line: line.rank)
+        return lateness_of([line.measured() for line in lines], steady)

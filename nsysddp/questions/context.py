@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -37,7 +37,8 @@ class Context:
         timed: matched communication events with their times.
         splits: transfer, wait and unsplit time of each rank.
         keep: which events belong to the part asked for.
-        whole_trace: the run with all its events, where ``trace`` has only those that communicate (``questions.apart``).
+        compare_own: ``own_time.own_lateness`` by the steps of each rank that count, where the trace has only events
+            that communicate (``questions.apart``).
         made: tables of ``questions.rankwise`` that are made already.
     """
 
@@ -49,7 +50,7 @@ class Context:
     timed: pl.DataFrame
     splits: Mapping[int, collectives.Split]
     keep: NDArray[np.bool_]
-    whole_trace: Callable[[], Trace] | None = None
+    compare_own: Callable[[Mapping[int, Sequence[int]]], dict[int, float]] | None = None
     made: dict[str, pl.DataFrame] = field(default_factory=dict)
 
     def of_ranks(self, name: str) -> pl.DataFrame:
@@ -59,11 +60,6 @@ class Context:
 
             self.made[name] = TABLES[name](self)
         return self.made[name]
-
-    @cached_property
-    def whole(self) -> Context:
-        """The same of a trace with all events, for what compares events of different ranks."""
-        return self if self.whole_trace is None else context_of(self.whole_trace(), self.selection)
 
     @cached_property
     def used_steps(self) -> list[int]:

@@ -31,7 +31,7 @@ from nsysddp.model.trace import in_parallel
 from nsysddp.questions.overlap import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,19 +106,61 @@ def longer_than_others(
     Yields:
         Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
     """
-    step = attribution.step
-    lines = in_parallel(trace.rank_numbers, lambda rank: _line(trace, rank, step), events=trace.events.height)
-    programs = [program for program in _programs(trace, lines) if len(program) > 1]
-    size = int(step.max(initial=-1)) + 2  # -1 is a step too
-    if only is not None:
-        wanted = _flags(only, size)
-        lines = [line[wanted[step[line.event] + 1]] for line in lines]
-    counts = np.stack([np.bincount(step[line.event] + 1, minlength=size) for line in lines])
+    lines = _lines(trace, attribution, only)
+    measured = _measured(trace, attribution, lines, waiting, spinning, lost or {})
+    for place, part, _, gap, run in _compared(measured):
+        yield Longer(lines[place].line[part], gap, run)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Both parts of some events of an own line, before they are compared; all shape (events,).
+
+    Attributes:
+        step, name: of each event.
+        gap: own time of the gap ahead of it, ns.
+        run: own time that it adds to the line, ns.
+        spun: how long kernels of collectives waited beside that, ns.
+    """
+
+    step: Steps
+    name: Rows
+    gap: Ints
+    run: Ints
+    spun: Ints
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An own line by its parts, which need not lie in memory.
+
+    Attributes:
+        rank: whose it is.
+        names: names of all that the rank runs of its own, and how often.
+        counts: events of each step from -1 on, shape (1 + steps,).
+        parts: of the events from one place to another; they are ordered by step.
+    """
+
+    rank: int
+    names: tuple[Rows, Ints]
+    counts: Ints
+    parts: Callable[[int, int], Parts]
+
+
+def _compared(lines: Sequence[Measured]) -> Iterator[tuple[int, slice, Parts, Ints, Ints]]:
+    """Place and part of a line, with by how much more than the peers' its gaps and events took; see ``Longer``."""
+    programs = [program for program in _programs(lines) if len(program) > 1]
+    counts = np.stack([line.counts for line in lines])
     begin = np.concatenate([np.zeros((len(lines), 1), dtype=np.int64), counts.cumsum(axis=1)], axis=1)
     for first, last in _together(counts.sum(axis=0)):
         for program in programs:
-            some = [lines[place][begin[place, first] : begin[place, last]] for place in program]
-            yield from _longer(trace, step, some, waiting, spinning, lost or {})
+            some = [slice(begin[place, first], begin[place, last]) for place in program]
+            parts = in_parallel(
+                zip(program, some, strict=True),
+                lambda of: lines[of[0]].parts(int(of[1].start), int(of[1].stop)),
+                events=sum(part.stop - part.start for part in some),
+            )
+            yield from zip(program, some, parts, *_longer(parts), strict=True)
 
 
 def _flags(steps: Sequence[int], size: int) -> Flags:
@@ -142,31 +184,13 @@ def _together(counts: Ints) -> Iterator[tuple[int, int]]:
             first, total = place, 0
 
 
-def _longer(
-    trace: Trace,
-    step: Steps,
-    lines: Sequence[Line],
-    waiting: Mapping[int, Intervals],
-    spinning: Mapping[int, Intervals],
-    lost: Mapping[int, Floats],
-) -> Iterator[Longer]:
-    """The events of some steps of the ranks of one program."""
-    start, end, name = (trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
-    same = _same([step[line.event] for line in lines], [name[line.event] for line in lines])
-    shape = len(lines), 1 + max(int(groups.max(initial=-1)) for groups in same)
+def _longer(parts: Sequence[Parts]) -> tuple[list[Ints], list[Ints]]:
+    """Gaps and runs of events of the same steps of ranks of one program, beyond the peers'."""
+    same = _same([part.step for part in parts], [part.name for part in parts])
+    shape = len(parts), 1 + max(int(groups.max(initial=-1)) for groups in same)
     gap, run, spun = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-
-    def measure(row: int) -> None:
-        line, groups = lines[row], same[row]
-        begin, finish = start[line.event], end[line.event]
-        gap_start, run_start = np.minimum(line.ahead, begin), np.clip(line.ahead, begin, finish)
-        gap[row, groups] = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
-        run[row, groups] = finish - run_start
-        spun[row, groups] = spinning[line.rank].length_within(run_start, finish)
-        if line.rank in lost:
-            computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
-            slower = computes * lost[line.rank][step[line.event] + 1] * spun[row, groups]
-            run[row, groups] -= _whole(slower)
+    for row, (part, groups) in enumerate(zip(parts, same, strict=True)):
+        gap[row, groups], run[row, groups], spun[row, groups] = part.gap, part.run, part.spun
 
     def compare(first: int) -> None:
         part = np.s_[:, first : first + _GROUPS_AT_A_TIME]
@@ -175,11 +199,9 @@ def _longer(
         run[part] = np.where((longer < 0) & slowed, 0, longer)
         gap[part] = _beyond_others(gap[part])
 
-    events = sum(line.event.size for line in lines)
-    in_parallel(range(len(lines)), measure, events=events)
+    events = sum(part.step.size for part in parts)
     in_parallel(range(0, shape[1], _GROUPS_AT_A_TIME), compare, events=events)
-    for row, (line, groups) in enumerate(zip(lines, same, strict=True)):
-        yield Longer(line, gap[row, groups], run[row, groups])
+    return tuple([times[row, groups] for row, groups in enumerate(same)] for times in (gap, run))  # type: ignore[return-value]
 
 
 _GROUPS_AT_A_TIME = 1 << 15
@@ -215,22 +237,33 @@ def own_lateness(
     Returns:
         Mean ns a step; ranks without peers are left out.
     """
+    only = sorted({step for steps in steady.values() for step in steps})
+    return lateness_of(own_lines(trace, attribution, splits, only), steady)
+
+
+def own_lines(
+    trace: Trace, attribution: Attribution, splits: Mapping[int, Split], only: Sequence[int]
+) -> list[Measured]:
+    """The own line of every rank in some steps, of which exposed communication is no part; as of ``own_lateness``."""
     exposed = {
         rank: (split.transfer | split.wait | split.unsplit) - trace.fresh_union(rank, OWN)
         for rank, split in splits.items()
     }
     spinning = {rank: split.wait for rank, split in splits.items()}
+    return _measured(trace, attribution, _lines(trace, attribution, only), exposed, spinning, {})
+
+
+def lateness_of(lines: Sequence[Measured], steady: Mapping[int, Sequence[int]]) -> dict[int, float]:
+    """``own_lateness``, from the own lines of all ranks in the steps that count."""
     total: dict[int, int] = {}
-    only = sorted({step for steps in steady.values() for step in steps})
-    size = max([int(attribution.step.max(initial=-1)), *only]) + 2
-    counted = {rank: _flags(steps, size) for rank, steps in steady.items()}
-    for longer in longer_than_others(trace, attribution, exposed, spinning, only=only):
-        rank = longer.line.rank
+    counted = {rank: _flags(steps, lines[0].counts.size) for rank, steps in steady.items()}
+    for place, _, part, gap, run in _compared(lines):
+        rank = lines[place].rank
         if rank not in counted:
             continue
-        counts = counted[rank][attribution.step[longer.line.event] + 1]
+        counts = counted[rank][part.step + 1]
         if counts.any():
-            total[rank] = total.get(rank, 0) + int(longer.gap[counts].sum() + longer.run[counts].sum())
+            total[rank] = total.get(rank, 0) + int(gap[counts].sum() + run[counts].sum())
     return {rank: float(total[rank]) / len(steady[rank]) for rank in steady if rank in total}
 
 
@@ -262,7 +295,7 @@ def _same(steps: Sequence[Steps], names: Sequence[Rows]) -> list[Ints]:
     return in_parallel(work, lambda codes: _in_turn(codes, code, first), events=size)
 
 
-def _counted(codes: Ints) -> tuple[Ints, Ints]:
+def _counted(codes: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
     code, count = np.unique(codes, return_counts=True)
     return code, count
 
@@ -288,13 +321,13 @@ def _in_turn(codes: Ints, code: Ints, first: Ints) -> Ints:
     return made
 
 
-def _programs(trace: Trace, lines: Sequence[Line]) -> list[list[int]]:
+def _programs(lines: Sequence[Measured]) -> list[list[int]]:
     """Which lines are of ranks that run the same program? Places of lines with events."""
-    names = trace.events["name"].to_numpy()
     counts = pl.concat(
-        pl.DataFrame({"name": found, "len": counts}).with_columns(rank=pl.lit(line.rank, pl.Int32))
+        pl.DataFrame(dict(zip(("name", "len"), line.names, strict=True))).with_columns(
+            rank=pl.lit(line.rank, pl.Int32)
+        )
         for line in lines
-        for found, counts in [np.unique(names[line.event], return_counts=True)]
     )
     place = {line.rank: number for number, line in enumerate(lines)}
     together = _alike(counts).group_by("program", maintain_order=True).agg("rank")
@@ -324,13 +357,59 @@ def _alike(counts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _line(trace: Trace, rank: int, step: Steps) -> Line:
-    """The own line of a rank."""
-    first, _ = trace.rows_of(rank)
-    rows, _, _, ahead = _ordered(trace, rank)
-    event = (first + rows).astype(np.int32)
-    order = np.argsort(step[event], kind="stable")  # nearly in order, which a stable sort makes use of
-    return Line(rank, event[order], ahead[order])
+@dataclass(frozen=True)
+class _Own:
+    """The own line of a rank, and the names (and how often each) of all of it, whatever steps are asked for."""
+
+    line: Line
+    names: tuple[Rows, Ints]
+    counts: Ints
+
+
+def _lines(trace: Trace, attribution: Attribution, only: Sequence[int] | None) -> list[_Own]:
+    """The own lines, of some steps (None: all)."""
+    step, name = attribution.step, trace.events["name"].to_numpy()
+    size = attribution.steps.height + 1  # -1 is a step too
+    wanted = None if only is None else _flags(only, size)
+
+    def of_rank(rank: int) -> _Own:
+        first, _ = trace.rows_of(rank)
+        rows, _, _, ahead = _ordered(trace, rank)
+        event = (first + rows).astype(np.int32)
+        order = np.argsort(step[event], kind="stable")  # nearly in order, which a stable sort makes use of
+        line = Line(rank, event[order], ahead[order])
+        names = _counted(name[event])
+        line = line if wanted is None else line[wanted[step[line.event] + 1]]
+        return _Own(line, names, np.bincount(step[line.event] + 1, minlength=size))
+
+    return in_parallel(trace.rank_numbers, of_rank, events=trace.events.height)
+
+
+def _measured(
+    trace: Trace,
+    attribution: Attribution,
+    lines: Sequence[_Own],
+    waiting: Mapping[int, Intervals],
+    spinning: Mapping[int, Intervals],
+    lost: Mapping[int, Floats],
+) -> list[Measured]:
+    """The own lines by their parts; arguments as of ``longer_than_others``."""
+    start, end, name = (trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
+
+    def parts(line: Line) -> Parts:
+        begin, finish, step = start[line.event], end[line.event], attribution.step[line.event]
+        gap_start, run_start = np.minimum(line.ahead, begin), np.clip(line.ahead, begin, finish)
+        gap = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
+        run, spun = finish - run_start, spinning[line.rank].length_within(run_start, finish)
+        if line.rank in lost:
+            computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
+            run -= _whole(computes * lost[line.rank][step + 1] * spun)
+        return Parts(step, name[line.event], gap, run, spun)
+
+    def of_line(own: _Own) -> Measured:
+        return Measured(own.line.rank, own.names, own.counts, lambda first, last: parts(own.line[first:last]))
+
+    return [of_line(own) for own in lines]
 
 
 def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:

@@ -76,11 +76,12 @@ def verdict_of(context: Context) -> Finding | None:
 
 def own_lateness_of(context: Context) -> dict[int, float]:
     """How much longer each rank's own time is than its peers' in a steady window, ns; asked where it matters."""
-    context = context.whole
     steps: dict[int, list[int]] = {}
     for window in context.windows.windows:
         if not window.is_warmup:
             steps.setdefault(window.rank, []).append(window.step)
+    if context.compare_own is not None:
+        return context.compare_own(steps)
     return own_lateness(context.trace, context.attribution, context.splits, steps)
 
 
