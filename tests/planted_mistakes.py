@@ -146,8 +146,8 @@ MISTAKES = (
     Mistake(
         "a capture cut at the first event instead of --from",
         "questions/steps.py",
-        'start = int(events["start_ns"].min()) if selection.from_ns is None else selection.from_ns',
-        'start = int(events["start_ns"].min())',
+        "start, end = first if low is None else low, last if high is None else high",
+        "start, end = first, last if high is None else high",
         (CASES, "-k", "test_10 or test_12"),
     ),
     Mistake(
