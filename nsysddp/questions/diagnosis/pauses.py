@@ -104,10 +104,8 @@ def _pauses_of(context: Context, rank: int, line: slice, silent: NDArray[np.bool
 
 def _waits_unresolved(context: Context) -> NDArray[np.bool_]:
     """Which calls wait for the GPU, and nothing says for what? Their own time is unknown."""
-    lines, calls = context.graph.lines, context.trace.calls
-    assert calls is not None
-    names = calls["name"].gather(lines.row)
-    waits = [name for name in names.unique().to_list() if name and blocking_kind(name) != Blocking.NOTHING]
-    flags: NDArray[np.bool_] = names.is_in(waits).fill_null(False).to_numpy().copy()
+    lines = context.graph.lines
+    waits = context.trace.calls_named(lambda name: blocking_kind(name) != Blocking.NOTHING)
+    flags: NDArray[np.bool_] = waits[lines.row]
     flags[lines.awaited.at] = False
     return flags

@@ -119,10 +119,10 @@ def shares_of_transfers(
     rank, event = parts["rank"].fill_null(-1).to_numpy(), parts["event"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     length = transfer * (end - start)
-    whole = np.ones(context.trace.events.height + 1)
-    whole[facts.transfers["event"].to_numpy()] = facts.transfers["duration_ns"].to_numpy()
     lost = np.append(lost_to_others(context, facts.transfers), 0.0)
-    yield "process_groups", length * (lost / whole)[event], MOVING
+    lost[facts.transfers["event"].to_numpy()] /= facts.transfers["duration_ns"].to_numpy()
+    yield "process_groups", length * lost[event], MOVING
+    del lost  # it is as long as all events
     slowed = np.zeros(parts.height)
     for owner, share in facts.slower_transfer.items():
         rows = np.flatnonzero((rank == owner) & transfer)
