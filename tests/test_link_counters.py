@@ -12,6 +12,7 @@ from builder import Export
 from command import run
 
 import nsysddp
+from nsysddp.evidence.redact import redact
 from nsysddp.questions.stragglers.counters import LINK_COUNTER, evidence_of
 
 MIB = 1 << 20
@@ -165,3 +166,53 @@ def test_a_slow_link_is_shown_beside_the_others_by_the_counter_that_is_busiest()
 def test_the_adapter_of_a_host_is_evidence_for_links_of_its_ranks() -> None:
     table = counters(("host-1", None, SENT, 10.0), ("host-2", None, SENT, 40.0))
     assert "IB: Bytes sent is 10.0 %, elsewhere 40.0 %" in evidence_of(table, (0, 1), ("host-1",))
+
+
+# --- redacted copies ------------------------------------------------------------------------------------------------
+
+SECRET = "tiger-wallaby"
+
+
+def _zero(export: Export) -> None:
+    for row in export.rows["NET_NIC_METRIC"]:
+        row["value"] = 0
+
+
+def _none(export: Export) -> None:
+    export.rows["NET_NIC_METRIC"] = []
+
+
+def _switch(export: Export) -> None:
+    """The samples of the adapter are those of a switch, with fractions."""
+    for row in export.rows.pop("NET_NIC_METRIC"):
+        kept = {name: value for name, value in row.items() if name != "portId"}
+        export.row("NET_IB_SWITCH_METRIC", **kept | {"value": row["value"] + 0.25})
+
+
+@pytest.mark.parametrize("change", [None, _zero, _none, _switch, "untraced"])
+def test_a_redacted_copy_says_the_same_of_links_and_names_no_device(change: Any, tmp_path: Path) -> None:
+    """Sampled, all zero, no samples and not traced stay apart."""
+    answers, hosts = [], dict[str, str]()
+    for number in range(2):
+        export = host(number, nic=change != "untraced")
+        if callable(change):
+            change(export)
+        if change is None:
+            for row in export.rows["NET_NIC_METRIC"]:
+                row["globalId"] = 0x5EC2E7_00A1B2C3 + number
+            export.row("NIC_ID_MAP", nicId=1, globalId=0x5EC2E7_00A1B2C3 + number)
+            export.network_metric(f"{SECRET} Bytes sent", {5.0: 1}, device=3)
+            export.rows["TARGET_INFO_NETWORK_METRICS"][0]["description"] = SECRET
+        report = export.write(tmp_path / f"{number}.sqlite")
+        redact(report, tmp_path / f"copy{number}.sqlite", hosts=hosts)
+    for stem in ("", "copy"):
+        trace = nsysddp.load([tmp_path / f"{stem}{number}.sqlite" for number in range(2)], metrics=True)
+        result = nsysddp.ask(trace, "stragglers")
+        counters = result["link_counter"].filter(~pl.col("counter").str.contains(SECRET))
+        answers.append((counters.to_dicts(), [warning.code for warning in result.warnings]))
+    assert answers[0] == answers[1]
+    assert bool(answers[0][0]) == (change not in (_none, "untraced"))
+    for number in range(2):
+        copied = (tmp_path / f"copy{number}.sqlite").read_bytes()
+        assert SECRET.encode() not in copied
+        assert (0x5EC2E7_00A1B2C3 + number).to_bytes(8, "big") not in copied

@@ -26,6 +26,10 @@ class TableRule(NamedTuple):
     rows: str
     span: str
     minimal: bool
+    order: frozenset[str] = frozenset()
+    """Integer columns of which the copy holds the order (0, 1, ...) and not the numbers, which are ids of hardware."""
+    fractions: frozenset[str] = frozenset()
+    """Integer columns that may hold fractions."""
 
 
 class AllowList(NamedTuple):
@@ -72,6 +76,8 @@ def allow_list() -> AllowList:
             rows=rule.get("rows", ""),
             span=rule.get("span", ""),
             minimal=rule.get("minimal", True),
+            order=frozenset(rule.get("order", "").split()),
+            fractions=frozenset(rule.get("fractions", "").split()),
         )
     settings = {
         table: tuple((re.compile(key), re.compile(value)) for key, value in rules.items())

@@ -226,7 +226,7 @@ class Copier:
             if column.lower() in allowed
         ]
         defined = [
-            f"{quoted(name)} {'INTEGER' if _is_integer(kind) else 'TEXT'}"
+            f"{quoted(name)} {'NUMERIC' if name in rule.fractions else 'INTEGER' if _is_integer(kind) else 'TEXT'}"
             + (" PRIMARY KEY" if (rule.name, name) == ("StringIds", "id") else "")
             for _, name, kind in chosen
         ]
@@ -244,9 +244,16 @@ class Copier:
         present = {name for _, name, _ in chosen}
         rowid = self._rowid(table, columns)
         values = []
-        for source, _, kind in chosen:
+        for source, name, kind in chosen:
             cell = quoted(source)
-            if _is_integer(kind):
+            if name in rule.order:
+                values.append(
+                    f"CASE WHEN {cell} IS NOT NULL THEN DENSE_RANK() OVER (ORDER BY {cell}) - 1 END"
+                )
+                continue
+            if name in rule.fractions:
+                how = f"WHEN 'integer' THEN {cell} WHEN 'real' THEN {cell}"
+            elif _is_integer(kind):
                 how = f"WHEN 'integer' THEN {cell}"
             elif kind == "payload":
                 domain = '"domainId"' if "domainId" in present else "NULL"
