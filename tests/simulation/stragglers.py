@@ -217,9 +217,13 @@ def _clean(tallies: list[Tally], wrong: str = "wrong") -> str:
     """How many clean jobs there are, and in how many something was said."""
     clean = [tally for tally in tallies if not tally.slowness]
     jobs, alarms = sum(tally.jobs for tally in clean), sum(getattr(tally, wrong) for tally in clean)
-    return (
-        f"Clean jobs: {jobs:,}, with a false alarm {alarms} ({alarms / max(jobs, 1):.2%}; wanted below 1 %)."
+    said = (
+        f"Clean jobs: {jobs:,}, with a false alarm {alarms} ({alarms / max(jobs, 1):.2%}; wanted below 1 %)"
     )
+    if alarms or not jobs:
+        return f"{said}."
+    most = 1 - 0.05 ** (1 / jobs)  # at this rate none of so many is seen with 5 % of chance
+    return f"{said}. So few jobs show only that it is below {most:.1%} (95 % confidence)."
 
 
 def _table(
