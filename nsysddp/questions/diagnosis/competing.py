@@ -55,8 +55,8 @@ def transfers_beside(context: Context) -> pl.DataFrame:
     )
 
 
-def lost_to_others(context: Context, transfers: pl.DataFrame) -> Floats:
-    """Time that each event lost to transfers of other communicators of its rank, ns; shape (events,).
+def lost_to_others(transfers: pl.DataFrame) -> Floats:
+    """Time that each transfer lost to those of other communicators of its rank, ns; shape (transfers,).
 
     Of like transfers those alone are compared with those beside others, or where none ran alone those that were beside
     them for more and for less of their time; where that does not differ either, it is at most all of that time.
@@ -73,8 +73,7 @@ def lost_to_others(context: Context, transfers: pl.DataFrame) -> Floats:
         .select(pl.coalesce(by_ratio, "lost").clip(0, 1).fill_null(1.0) * pl.col("others_ns"))
         .to_series()
     )
-    lost = np.zeros(context.trace.events.height)
-    lost[transfers["event"].to_numpy()] = found.to_numpy()
+    lost: Floats = found.to_numpy()
     return lost
 
 

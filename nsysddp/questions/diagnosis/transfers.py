@@ -119,8 +119,10 @@ def shares_of_transfers(
     rank, event = parts["rank"].fill_null(-1).to_numpy(), parts["event"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     length = transfer * (end - start)
-    lost = np.append(lost_to_others(context, facts.transfers), 0.0)
-    lost[facts.transfers["event"].to_numpy()] /= facts.transfers["duration_ns"].to_numpy()
+    lost = np.zeros(context.trace.events.height + 1)
+    lost[facts.transfers["event"].to_numpy()] = (
+        lost_to_others(facts.transfers) / facts.transfers["duration_ns"].to_numpy()
+    )
     yield "process_groups", length * lost[event], MOVING
     del lost  # it is as long as all events
     slowed = np.zeros(parts.height)
@@ -159,7 +161,9 @@ def _for_being_small(context: Context, facts: Facts, event: Ints) -> Floats:
 
 def _of_collectives(context: Context, event: Ints, collectives: AbstractSet[int]) -> NDArray[np.bool_]:
     """Which events belong to one of these collectives?"""
-    ids = np.full(context.trace.events.height + 1, -1, dtype=np.int64)
-    ids[context.timed["event"].to_numpy()] = context.timed["collective_id"].fill_null(-1).to_numpy()
-    found: NDArray[np.bool_] = np.isin(ids[event], np.asarray(sorted(collectives), dtype=np.int64))
-    return found
+    ids = context.timed["collective_id"].fill_null(-1).to_numpy()
+    chosen = np.isin(ids, np.asarray(sorted(collectives), dtype=np.int64))
+    found = np.zeros(context.trace.events.height + 1, dtype=bool)
+    found[context.timed["event"].to_numpy()[chosen]] = True
+    of_events: NDArray[np.bool_] = found[event]
+    return of_events
