@@ -20,6 +20,7 @@ from test_critical_path_random import Op, programs, simulate, trace_of
 from nsysddp import samples
 from nsysddp.cli import cli
 from nsysddp.join.load import load
+from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Result
 from nsysddp.model.trace import Trace
 from nsysddp.questions import context_of
@@ -818,3 +819,9 @@ def test_another_process_that_was_not_traced_leaves_a_hint_and_no_cost() -> None
     assert "other_process" not in costs(result)
     plain = captured("one_gpu_cudafree")["diagnosis_unjudged"]
     assert plain.filter(cause="other_process").is_empty()
+
+
+def test_a_trace_without_host_calls_is_refused_in_one_line() -> None:
+    trace = load(FIXTURES / "h200" / "delay_cap4.sqlite.gz")
+    with pytest.raises(AnalysisError, match=r"what the host did.*host_calls=True"):
+        diagnose(context_of(trace))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from nsysddp.model import large
+from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
@@ -128,8 +129,10 @@ def diagnose(context: Context) -> Result:
         finding per cause.
 
     Raises:
-        AnalysisError: if causes add up to more than a step.
+        AnalysisError: the trace was loaded without the host's calls, or causes add up to more than a step.
     """
+    if context.trace.calls is None:
+        raise AnalysisError("diagnose asks what the host did", do="load with host_calls=True")
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
     large.hand_back()  # the other questions are answered, and what follows is the largest
