@@ -26,7 +26,7 @@ def test_advice_where_memory_is_short_is_one_that_the_command_accepts(
     def too_large(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("nsysddp.cli.options.Request.load", too_large)
+    monkeypatch.setattr("nsysddp.cli.options.Request.context", too_large)
     command = VERBS.get(name, name.replace("_", "-"))
     with pytest.raises(SystemExit) as ended:
         main([command, "report.sqlite", "other.sqlite"])
@@ -52,7 +52,7 @@ def test_a_thread_or_an_object_that_finds_no_memory_is_a_lack_of_memory(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("nsysddp.cli.options.Request.load", fails)
+    monkeypatch.setattr("nsysddp.cli.options.Request.context", fails)
     with pytest.raises(SystemExit) as ended:
         main(["analyze", "report.sqlite"])
     assert (ended.value.code, capsys.readouterr().err) == (1, f"nsysddp: error: {_NO_MEMORY}\n")
