@@ -14,17 +14,15 @@ import nsysddp
 from nsysddp.model.result import Result
 
 MIB = 1 << 20
-CAPTURES = FIXTURES / "h200"
+CAPTURES = FIXTURES / "shared_gpu"
 
 
 @cache
 def real(job: str, question: str = "communicators") -> Result:
-    return nsysddp.ask(
-        nsysddp.load(CAPTURES / f"shared_gpu_{job}.sqlite.gz", host_calls=True, metrics=True), question
-    )
+    return nsysddp.ask(nsysddp.load(CAPTURES / f"{job}.sqlite.gz", host_calls=True, metrics=True), question)
 
 
-# --- real captures (fixtures/h200/shared_gpu.py) ----------------------------------------------------------------------
+# --- real captures (fixtures/shared_gpu/shared_gpu.py) --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

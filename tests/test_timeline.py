@@ -675,7 +675,7 @@ def strips_of(context: Context, width_in: float = 8.0) -> dict[int, dict[str, La
 
 
 def test_each_role_of_a_rank_has_a_strip_that_tells_hidden_from_exposed() -> None:
-    context = context_of(load(FIXTURES / "h200" / "shared_gpu_hsdp.sqlite.gz"))
+    context = context_of(load(FIXTURES / "shared_gpu" / "hsdp.sqlite.gz"))
     found = strips_of(context)
     assert sorted(found) == [0, 1, 2, 3]
     assert all(set(strips) == {"shard", "replicate"} for strips in found.values())
@@ -697,5 +697,5 @@ def test_each_role_of_a_rank_has_a_strip_that_tells_hidden_from_exposed() -> Non
 
 
 def test_one_group_for_all_needs_no_strip() -> None:
-    context = context_of(load(FIXTURES / "h200" / "shared_gpu_late.sqlite.gz"))
+    context = context_of(load(FIXTURES / "shared_gpu" / "late.sqlite.gz"))
     assert not any(strips_of(context).values())

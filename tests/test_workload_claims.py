@@ -25,6 +25,7 @@ from nsysddp.questions.idle import idle
 from nsysddp.questions.whatif import whatif
 
 CAPTURES = FIXTURES / "h200"
+SHARED_GPU = FIXTURES / "shared_gpu"
 RANKS = (0, 1)
 MIB = 1 << 20
 
@@ -353,9 +354,15 @@ def test_the_path_of_no_overlap_alternates_between_compute_and_transfer() -> Non
 def test_fixtures_are_small() -> None:
     sizes = [one.stat().st_size for one in CAPTURES.glob("*.sqlite.gz")]
     assert 0 < sum(sizes) < 2_500_000
+    sizes = [one.stat().st_size for one in SHARED_GPU.glob("*.sqlite.gz")]
+    assert 0 < sum(sizes) < 2_200_000
 
 
-@pytest.mark.parametrize("file", sorted(CAPTURES.glob("*.sqlite.gz")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    sorted([*CAPTURES.glob("*.sqlite.gz"), *SHARED_GPU.glob("*.sqlite.gz")]),
+    ids=lambda file: file.name,
+)
 def test_fixtures_hold_no_path_and_no_environment(file: Path) -> None:
     content = gzip.decompress(file.read_bytes())
     for word in (
