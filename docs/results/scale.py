@@ -72,6 +72,7 @@ def page(results: dict[str, Any]) -> str:
             f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['system']}, {about['date']}; "
             f"{versions}.",
             "",
+            *([results["remark"], ""] if "remark" in results else []),
             *bounds(measured(results)),
             "",
             "*Not measured*: the run of that date has no figures of that command at that size and export. That says",
