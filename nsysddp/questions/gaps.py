@@ -53,11 +53,21 @@ class Pieces:
     ran: Flags
 
 
-def pieces_of(graph: Graph, gaps: Gaps) -> Pieces:
+def ends_of(graph: Graph) -> Ints:
+    """End of every node, in ns: what walks back from many gaps take."""
+    return graph.ends(np.arange(graph.before.size, dtype=np.int32))
+
+
+def pieces_of(graph: Graph, gaps: Gaps, ends: Ints | None = None) -> Pieces:
     """Walk back from the end of every gap to its start.
 
     The usual gap hangs directly on an event that had ended by its start, and is one piece. The others are walked one
     node at a time; gaps of a rank are disjoint, so each node is visited about once.
+
+    Args:
+        graph: what hangs on what.
+        gaps: the gaps.
+        ends: of ``ends_of``, for those who ask rank by rank; made here otherwise.
     """
     event = gaps.event
     some = event >= 0
@@ -67,7 +77,7 @@ def pieces_of(graph: Graph, gaps: Gaps) -> Pieces:
     gap, start, end = np.flatnonzero(whole), gaps.start[whole], gaps.end[whole]
     node, ran = np.where(some, event, -1)[whole], np.zeros(gap.size, dtype=bool)
 
-    walked = _walk(graph, gaps, np.flatnonzero(~whole))
+    walked = _walk(graph, gaps, np.flatnonzero(~whole), ends_of(graph) if ends is None else ends)
     gap = np.concatenate([gap, walked[:, 0]])
     start = np.concatenate([start, walked[:, 1]])
     end = np.concatenate([end, walked[:, 2]])
@@ -77,12 +87,9 @@ def pieces_of(graph: Graph, gaps: Gaps) -> Pieces:
     return Pieces(gap[order], start[order], end[order], node[order], ran[order])
 
 
-def _walk(graph: Graph, gaps: Gaps, which: Ints) -> Ints:
+def _walk(graph: Graph, gaps: Gaps, which: Ints, ends: Ints) -> Ints:
     """Rows (gap, start, end, node, ran) of the given gaps."""
-    begin, end, before = (
-        memoryview(np.ascontiguousarray(a).data)
-        for a in (graph.begin, graph.ends(np.arange(graph.before.size, dtype=np.int32)), graph.before)
-    )
+    begin, end, before = (memoryview(np.ascontiguousarray(a).data) for a in (graph.begin, ends, graph.before))
     rows: list[tuple[int, int, int, int, bool]] = []
     for gap, event, low, high in zip(
         which.tolist(),

@@ -547,11 +547,11 @@ def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:
 
     Not whenever communication ran then: a host that launches late is late beside a collective too.
     """
-    from nsysddp.questions.gaps import Gaps, pieces_of
+    from nsysddp.questions.gaps import Gaps, ends_of, pieces_of
 
     trace = graph.trace
     communicates = (trace.events["class"] == "communication").to_numpy()
-    made = {}
+    made, ends = {}, ends_of(graph)
     for rank in trace.rank_numbers:
         first, _ = trace.rows_of(rank)
         rows, start, _, ahead = _ordered(trace, rank)
@@ -563,7 +563,7 @@ def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:
             end=start[real],
             event=first + rows[real],
         )
-        pieces = pieces_of(graph, gaps)
+        pieces = pieces_of(graph, gaps, ends)
         node = np.clip(pieces.node, 0, graph.events - 1)
         waits = pieces.ran & (pieces.node >= 0) & (pieces.node < graph.events) & communicates[node]
         made[rank] = Intervals.union_of(pieces.start[waits], pieces.end[waits])
