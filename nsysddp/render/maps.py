@@ -88,7 +88,8 @@ def draw_lateness(result: Result) -> Figure:
     tall = min(8.5 if beside else 3.6, max(1.2, 0.2 * len(ranks)))
     sheet, every = _sheet(title, wide, tall, len(known) if beside else 1, 1 if beside else len(known))
     for figure, axes in zip(known, every, strict=True):
-        values = _by_step(frame, figure, [row["rank"] for row in ranks], steps["step_index"].to_numpy())
+        shown = [row["rank"] for row in ranks]
+        values = by_step(frame, figure.column, shown, steps["step_index"].to_numpy()) / figure.scale
         reach = _reach(values, LATE_SHARE * step_ms if figure.is_signed else None)
         _paint(
             axes,
@@ -119,13 +120,13 @@ def _reach(values: Floats, least: float | None) -> tuple[float, float]:
     return min(low, _LEAST_SPREAD * high), high
 
 
-def _by_step(frame: pl.DataFrame, figure: _Figure, ranks: Sequence[int], steps: NDArray[np.int64]) -> Floats:
-    """The figure as ranks by steps; NaN where it is not known."""
+def by_step(frame: pl.DataFrame, name: str, ranks: Sequence[int], steps: NDArray[np.int64]) -> Floats:
+    """A column of ``lateness`` as ranks by ascending steps; NaN where it is not known."""
     place = {rank: number for number, rank in enumerate(ranks)}
     values = np.full((len(ranks), steps.size), np.nan)
     row = np.array([place[rank] for rank in frame["rank"].to_list()])
     column = np.searchsorted(steps, frame["step_index"].to_numpy())
-    values[row, column] = frame[figure.column].cast(pl.Float64).fill_null(np.nan).to_numpy() / figure.scale
+    values[row, column] = frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
     return values
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.model.names import natural, visible
-from nsysddp.render.maps import exchanged_between
+from nsysddp.render.maps import LATE_SHARE, by_step, exchanged_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from nsysddp.render.html.sections import Part
 
 _FIGURES = (
-    ("lateness_ns", "own time beyond the peers'", "ns", 0.03),
+    ("lateness_ns", "own time beyond the peers'", "ns", LATE_SHARE),
     ("exposed_communication_ns", "exposed communication", "ns", 0.0),
     ("busbw_gbps", "bus bandwidth", "gbps", 0.0),
 )
-"""Column of ``lateness``, its name on the page, its unit, and the share of the step that is full colour at least.
-
-From 3 % of the step on a rank is called late: jitter must not look like it.
-"""
+"""Column of ``lateness``, its name on the page, its unit, and the share of the step that is full colour at least."""
 
 _MOST_CELLS = 120_000
 """More steps are left out at the end: a page stays within its bounds."""
@@ -46,14 +43,12 @@ def heat_of(part: Part | None) -> dict[str, Any] | None:
         return None
     kept = steps.head(max(2, _MOST_CELLS // ranks.height))
     frame = frame.filter(pl.col("step_index") <= kept["step_index"][-1])
-    row = np.searchsorted(ranks["rank"].to_numpy(), frame["rank"].to_numpy())
-    column = np.searchsorted(kept["step_index"].to_numpy(), frame["step_index"].to_numpy())
+    shown = ranks["rank"].to_list(), kept["step_index"].to_numpy()
     figures = []
     step_ns = float(np.median(frame["window_ns"].to_numpy()))
     for name, label, unit, least in _FIGURES:
         scale = 1e3 if unit == "ns" else 1.0
-        table = np.full((ranks.height, kept.height), np.nan)
-        table[row, column] = frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy() / scale
+        table = by_step(frame, name, *shown) / scale
         if not np.isnan(table).all():
             values = [
                 [None if np.isnan(value) else round(value, 1) for value in line] for line in table.tolist()
