@@ -14,9 +14,10 @@ from nsysddp import ask
 from nsysddp.cli import _NO_MEMORY, cli, main
 from nsysddp.dependencies.condensed import _running_most
 from nsysddp.join.load import load
-from nsysddp.model import large
+from nsysddp.model import pools
 from nsysddp.questions.question import VERBS, asked
 from nsysddp.render import document
+from tests.command import run
 
 
 @pytest.mark.parametrize("name", sorted(asked()))
@@ -72,8 +73,8 @@ def test_a_running_maximum_within_groups_is_exact(seed: int) -> None:
 _TOGETHER = (
     ("nsysddp.questions.critical_path.walk._NODES_AT_A_TIME", 7),
     ("nsysddp.dependencies.condensed._NODES_AT_A_TIME", 7),
-    ("nsysddp.questions.own_time._EVENTS_AT_A_TIME", 7),
-    ("nsysddp.questions.own_time._GROUPS_AT_A_TIME", 7),
+    ("nsysddp.questions.peers._EVENTS_AT_A_TIME", 7),
+    ("nsysddp.questions.peers._VALUES_AT_A_TIME", 7),
     ("nsysddp.questions.diagnosis.slowing._AT_A_TIME", 7),
     ("nsysddp.questions.diagnosis.path._PIECES_AT_A_TIME", 7),
     ("nsysddp.questions.whatif.even._EVENTS_AT_A_TIME", 7),
@@ -87,8 +88,17 @@ def test_a_system_that_keeps_freed_memory_by_its_own_rules_is_let_be(
     def another(_: None) -> None:
         raise error
 
-    monkeypatch.setattr("nsysddp.model.large.ctypes.CDLL", another)
-    large.hand_back()
+    monkeypatch.setattr("nsysddp.model.pools.ctypes.CDLL", another)
+    pools.hand_back()
+    pools.few_pools()
+
+
+def test_a_command_has_its_threads_take_memory_from_few_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    library = SimpleNamespace(mallopt=lambda *values: asked.append(values), malloc_trim=lambda _: None)
+    monkeypatch.setattr("nsysddp.model.pools.ctypes.CDLL", lambda _: library)
+    assert run("analyze", Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz").code == 0
+    assert asked == [(-8, 2)]
 
 
 def test_freed_memory_is_handed_back_before_the_graph_and_before_causes_are_given(
@@ -96,7 +106,7 @@ def test_freed_memory_is_handed_back_before_the_graph_and_before_causes_are_give
 ) -> None:
     trimmed: list[int] = []
     library = SimpleNamespace(malloc_trim=trimmed.append)
-    monkeypatch.setattr("nsysddp.model.large.ctypes.CDLL", lambda _: library)
+    monkeypatch.setattr("nsysddp.model.pools.ctypes.CDLL", lambda _: library)
     trace = load(
         Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz", host_calls=True, shapes=True
     )

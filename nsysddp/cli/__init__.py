@@ -17,7 +17,7 @@ from importlib import import_module
 import click
 
 import nsysddp
-from nsysddp.model import scratch
+from nsysddp.model import pools, scratch
 from nsysddp.model.errors import CannotTell, NoGpuEvents, NsysddpError, RankConflict, ReportError, UsageError
 from nsysddp.questions.question import asked, command_of
 
@@ -164,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
     A signal ends the process at once, with nothing left behind (see ``nsysddp.model.scratch``).
     """
     _open_closed_streams()
+    pools.few_pools()
     with scratch.signals_end():
         scratch.remove_abandoned()
         _run(argv)

@@ -17,7 +17,7 @@ import polars as pl
 from nsysddp.dependencies.host import CLOCK_NS, Blocking, HostLines, blocking_kind, host_lines
 from nsysddp.dependencies.queues import MARK, NEVER, RECORD, WAIT, Queues, follow_queues
 from nsysddp.dependencies.sparse import Sparse
-from nsysddp.model import large, schema
+from nsysddp.model import pools, schema
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_US
@@ -197,7 +197,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
         trace: loaded with its host tables; without them the graph has queue order and collectives only.
         rules: the kinds of edges to use; all of them but in tests.
     """
-    large.hand_back()
+    pools.hand_back()
     active = frozenset(rules)
     events = trace.events
     count = events.height
@@ -212,7 +212,7 @@ def build(trace: Trace, *, rules: Iterable[Rule] = ALL_RULES) -> Graph:
     lines = _lines(trace, operations, queues, ready, active)
     hosts = _bind_calls(trace, lines, active)
     bound = _bind_events(trace, queues, lines, ready, hosts, active)
-    large.hand_back()
+    pools.hand_back()
     communication = (events["class"] == "communication").to_numpy()
     return Graph(
         trace=trace,

@@ -6,7 +6,6 @@ lets go of what nobody reads at the moment; columns in ordinary memory would end
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
 
 IN_A_FILE_BYTES = 64 << 20
 """A column from this size on lies in a file."""
-
-
-def hand_back() -> None:
-    """Give the system what the C library keeps of freed memory: after long captures hundreds of MB in several pools."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (
-        OSError,
-        AttributeError,
-        TypeError,
-    ):  # another system, or another C library, keeps by its own rules
-        return
 
 
 def room(size: int, dtype: DTypeLike) -> NDArray[Any]:

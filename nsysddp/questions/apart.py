@@ -13,7 +13,8 @@ import polars as pl
 from nsysddp.questions import collectives, steps
 from nsysddp.questions.attribution import Numbered, attribute, numbered
 from nsysddp.questions.context import Context, context_of
-from nsysddp.questions.own_time import Measured, Parts, lateness_of, own_lines
+from nsysddp.questions.own_time import lateness_of, own_lines
+from nsysddp.questions.peers import Measured, Parts
 from nsysddp.questions.rankwise import TABLES
 from nsysddp.questions.steps import Selection
 from nsysddp.questions.window import Window, Windows
@@ -177,8 +178,8 @@ class Line:
     """The own line of a rank, of which the parts lie in a file, or here.
 
     Attributes:
-        rank, names, counts: as of ``own_time.Measured``.
-        parts: the file, or an array of shape (columns of ``Parts``, events).
+        rank, names, counts: as of ``peers.Measured``.
+        parts: the file, or an array: step, name and the columns of ``Parts``, shape (5, events).
     """
 
     rank: int
@@ -188,18 +189,23 @@ class Line:
 
     def measured(self) -> Measured:
         """The line."""
-        return Measured(self.rank, self.names, self.counts, self._read)
+        return Measured(self.rank, self.names, self.counts, self._work, self._parts)
 
-    def _read(self, first: int, last: int) -> Parts:
-        if isinstance(self.parts, Path):  # not mapped: what is read once is not to fill memory
-            size, width = int(self.counts.sum()), np.dtype(np.int64).itemsize
-            step, name, gap, run, spun = (
-                np.fromfile(self.parts, np.int64, last - first, offset=(row * size + first) * width)
-                for row in range(5)
+    def _work(self, first: int, last: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        step, name = self._table()[:2, first:last].astype(np.int32)
+        return step, name
+
+    def _parts(self, rows: NDArray[np.int32]) -> Parts:
+        return Parts(*self._table()[2:, rows])
+
+    def _table(self) -> NDArray[np.int64]:
+        """All columns; those in a file are mapped for as long as they are looked at, so as not to fill memory."""
+        if isinstance(self.parts, Path):
+            size = int(self.counts.sum())
+            return (
+                np.memmap(self.parts, np.int64, "r", shape=(5, size)) if size else np.empty((5, 0), np.int64)
             )
-        else:
-            step, name, gap, run, spun = self.parts[:, first:last]
-        return Parts(step.astype(np.int32), name.astype(np.int32), gap, run, spun)
+        return self.parts
 
 
 def measure(lines: Lines) -> list[Line]:
@@ -207,7 +213,10 @@ def measure(lines: Lines) -> list[Line]:
     context = _context(lines.task)
     made = []
     for line in own_lines(context.trace, context.attribution, context.splits, lines.only):
-        parts = np.stack([*vars(line.parts(0, int(line.counts.sum()))).values()]).astype(np.int64)
+        size = int(line.counts.sum())
+        parts = np.stack(
+            [*line.work(0, size), *vars(line.parts(np.arange(size, dtype=np.int32))).values()]
+        ).astype(np.int64)
         where: Path | NDArray[np.int64] = parts
         if lines.folder is not None:
             where = lines.folder / f"{line.rank}.own"

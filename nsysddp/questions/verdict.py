@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from nsysddp.join.sharing import ranks_of_one_gpu
+from nsysddp.model import pools
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import ranks_text
 from nsysddp.model.result import Finding, Result
@@ -82,6 +83,7 @@ def own_lateness_of(context: Context) -> dict[int, float]:
             steps.setdefault(window.rank, []).append(window.step)
     if context.compare_own is not None:
         return context.compare_own(steps)
+    pools.hand_back()  # what follows takes most of all that is asked
     return own_lateness(context.trace, context.attribution, context.splits, steps)
 
 

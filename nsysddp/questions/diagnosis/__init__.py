@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from nsysddp.model import large
+from nsysddp.model import pools
 from nsysddp.model.errors import AnalysisError
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
@@ -135,7 +135,7 @@ def diagnose(context: Context) -> Result:
         raise AnalysisError("diagnose asks what the host did", do="load with host_calls=True")
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
-    large.hand_back()  # the other questions are answered, and what follows is the largest
+    pools.hand_back()  # the other questions are answered, and what follows is the largest
     parts = weighted(given_to_causes(context, facts, cut_at_causes(facts.own, graph, pieces_of(paths))))
     per_step = per_step_of(parts)
     assert_bounds(per_step)

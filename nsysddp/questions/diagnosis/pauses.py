@@ -16,7 +16,7 @@ from nsysddp.dependencies.host import Blocking, blocking_kind
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.units import NS_PER_US
 from nsysddp.questions.diagnosis.path import host_phases
-from nsysddp.questions.own_time import median_of_others
+from nsysddp.questions.peers import median_of_others
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

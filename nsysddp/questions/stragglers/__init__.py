@@ -15,7 +15,7 @@ from nsysddp.model.names import counted, ranks_text
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.schema import FLOAT, INT, TEXT, Column, Table
 from nsysddp.model.units import ms
-from nsysddp.questions.own_time import programs_of
+from nsysddp.questions.peers import programs_of
 from nsysddp.questions.question import Question
 from nsysddp.questions.stragglers.counters import LINK_COUNTER, evidence_of, link_counters, missing_counters
 from nsysddp.questions.stragglers.kinds import LEAST_STEPS, Noise

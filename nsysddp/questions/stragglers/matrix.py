@@ -3,7 +3,7 @@
     own      = window - exposed communication            what a rank waits for is not its own, nor is a slow transfer
     lateness = own - median of its peers' own in the same step
 
-Peers run the same program (``own_time.programs_of``): stages of a pipeline that run other kernels are not compared.
+Peers run the same program (``peers.programs_of``): stages of a pipeline that run other kernels are not compared.
 The same holds part by part: computing, and what the host left the GPU without work.
 """
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from nsysddp.model.schema import FLAG, FLOAT, INT, TEXT, Column, Table
 from nsysddp.questions.collectives import with_bus_bytes
-from nsysddp.questions.own_time import median_of_others, programs_of
+from nsysddp.questions.peers import median_of_others, programs_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
