@@ -18,6 +18,7 @@ take part.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,8 +101,9 @@ def longer_than_others(
     Yields:
         Some steps of one rank at a time, since those of all ranks are too many; none of ranks without peers.
     """
-    lines = _lines(trace, attribution, only)
-    for same in by_steps(_measured(trace, attribution, lines, waiting, spinning, lost or {})):
+    lines = _Lines(trace, attribution, waiting, spinning, lost or {}, only)
+    own = trace.each_rank(lines.of)
+    for same in by_steps(in_parallel(own, lines.measured, events=trace.events.height)):
         gaps, runs = ([np.empty(rows.size, dtype=np.int64) for rows in same.rows] for _ in range(2))
 
         def keep(compared: Compared, gaps: list[Ints] = gaps, runs: list[Ints] = runs) -> None:
@@ -110,7 +112,7 @@ def longer_than_others(
 
         same.each(keep)
         for place, first, gap, run in zip(same.places, same.first, gaps, runs, strict=True):
-            yield Longer(lines[place].line[first : first + gap.size], gap, run)
+            yield Longer(own[place].line[first : first + gap.size], gap, run)
 
 
 def _flags(steps: Sequence[int], size: int) -> Flags:
@@ -147,7 +149,8 @@ def own_lines(
         for rank, split in splits.items()
     }
     spinning = {rank: split.wait for rank, split in splits.items()}
-    return _measured(trace, attribution, _lines(trace, attribution, only), exposed, spinning, {})
+    lines = _Lines(trace, attribution, exposed, spinning, {}, only)
+    return trace.each_rank(lambda rank: lines.measured(lines.of(rank)))
 
 
 def lateness_of(lines: Sequence[Measured], steady: Mapping[int, Sequence[int]]) -> dict[int, float]:
@@ -182,60 +185,83 @@ class _Own:
     counts: Ints
 
 
-def _lines(trace: Trace, attribution: Attribution, only: Sequence[int] | None) -> list[_Own]:
-    """The own lines, of some steps (None: all)."""
-    step, name = attribution.step, trace.events["name"].to_numpy()
-    size = attribution.steps.height + 1  # -1 is a step too
-    wanted = None if only is None else _flags(only, size)
+@dataclass(frozen=True)
+class _Lines:
+    """What own lines are made from; attributes as the arguments of ``longer_than_others``."""
 
-    def of_rank(rank: int) -> _Own:
-        first, _ = trace.rows_of(rank)
-        rows, ahead = _ordered(trace, rank)[::3]
+    trace: Trace
+    attribution: Attribution
+    waiting: Mapping[int, Intervals]
+    spinning: Mapping[int, Intervals]
+    lost: Mapping[int, Floats]
+    only: Sequence[int] | None
+
+    @cached_property
+    def _columns(self) -> tuple[Ints, Ints, Rows]:
+        start, end, name = (self.trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
+        return start, end, name
+
+    def of(self, rank: int) -> _Own:
+        """The own line of a rank, of the steps asked for."""
+        step, name = self.attribution.step, self._columns[2]
+        size = self.attribution.steps.height + 1  # -1 is a step too
+        first, _ = self.trace.rows_of(rank)
+        rows, ahead = _ordered(self.trace, rank)[::3]
         line = Line(rank, (first + rows).astype(np.int32), ahead)
         del rows, ahead
         steps = step[line.event]
         if (steps[1:] < steps[:-1]).any():
             line = line[np.argsort(steps, kind="stable")]  # nearly in order, which a stable sort makes use of
         names = how_often(name[line.event])
-        if wanted is not None and not wanted.all():
+        if self.only is not None and not (wanted := _flags(self.only, size)).all():
             line = line[wanted[step[line.event] + 1]]
         return _Own(line, names, np.bincount(step[line.event] + 1, minlength=size))
 
-    return in_parallel(trace.rank_numbers, of_rank, events=trace.events.height)
+    def measured(self, own: _Own) -> Measured:
+        """An own line by its parts."""
+        line, step, name = own.line, self.attribution.step, self._columns[2]
+        event = line.event
+        pieces = [
+            [_small(values) for values in vars(self._parts(line[first : first + _AT_A_TIME])).values()]
+            for first in range(0, event.size, _AT_A_TIME)
+        ] or [[np.empty(0, dtype=np.int32)] * 3]
+        gap, run, spun = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return Measured(
+            line.rank,
+            own.names,
+            own.counts,
+            lambda first, last: (step[event[first:last]], name[event[first:last]]),
+            lambda rows: Parts(gap[rows], run[rows], spun[rows]),
+        )
 
-
-def _measured(
-    trace: Trace,
-    attribution: Attribution,
-    lines: Sequence[_Own],
-    waiting: Mapping[int, Intervals],
-    spinning: Mapping[int, Intervals],
-    lost: Mapping[int, Floats],
-) -> list[Measured]:
-    """The own lines by their parts; arguments as of ``longer_than_others``."""
-    start, end, name = (trace.events[column].to_numpy() for column in ("start_ns", "end_ns", "name"))
-
-    def parts(line: Line) -> Parts:
+    def _parts(self, line: Line) -> Parts:
+        start, end, _ = self._columns
         begin, finish = start[line.event], end[line.event]
-        gap_start, run_start = np.minimum(line.ahead, begin), np.clip(line.ahead, begin, finish)
-        gap = begin - gap_start - waiting[line.rank].length_within(gap_start, begin)
-        run, spun = finish - run_start, spinning[line.rank].length_within(run_start, finish)
-        if line.rank in lost:
-            step = attribution.step[line.event]
-            computes = (trace.events["class"].gather(line.event) == "compute").to_numpy()
-            run -= whole(computes * lost[line.rank][step + 1] * spun)
+        gap_start, run_start = np.minimum(line.ahead, begin), np.maximum(line.ahead, begin)
+        finish = np.maximum(finish, run_start)  # what ends before the line had got there adds nothing
+        gap = begin - gap_start - _length_within(self.waiting[line.rank], gap_start, begin)
+        run, spun = finish - run_start, _length_within(self.spinning[line.rank], run_start, finish)
+        if line.rank in self.lost:
+            step = self.attribution.step[line.event]
+            computes = (self.trace.events["class"].gather(line.event) == "compute").to_numpy()
+            run -= whole(computes * self.lost[line.rank][step + 1] * spun)
         return Parts(gap, run, spun)
 
-    def of_line(own: _Own) -> Measured:
-        line = own.line
 
-        def work(first: int, last: int) -> tuple[Steps, Rows]:
-            event = line.event[first:last]
-            return attribution.step[event], name[event]
+_AT_A_TIME = 1 << 16
+"""Events of a line that are measured together: what is made of them stays near the processor."""
 
-        return Measured(line.rank, own.names, own.counts, work, lambda rows: parts(line[rows]))
 
-    return [of_line(own) for own in lines]
+def _length_within(some: Intervals, start: Ints, end: Ints) -> Ints:
+    """As ``Intervals.length_within``; starts ascend but where steps that overlap follow each other."""
+    if (start[1:] < start[:-1]).any():
+        return some.length_within(start, end)
+    return some.length_within_each(start, end)
+
+
+def _small(values: Ints) -> NDArray[Any]:
+    """In half the memory, where no part is longer than two seconds."""
+    return values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values
 
 
 def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
