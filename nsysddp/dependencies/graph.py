@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 LATENCY_NS = 10 * NS_PER_US
 """An event that has all it needs, on a device that is free, starts within this time."""
 
+START_UP_NS, LAUNCH_NS = 20 * NS_PER_US, 100 * NS_PER_US
+"""What has all it needs, on a device that is free, starts within the first; from its launch on, within the second."""
+
 
 class Rule(Enum):
     """One rule of the graph; see the definition of the critical path."""

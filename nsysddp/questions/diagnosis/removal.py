@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsysddp.questions.steps import Selection
-from nsysddp.questions.whatif import GOOD_REPLAY, Ask, Model, without_communication
 
 if TYPE_CHECKING:
     from nsysddp.model.result import Result
@@ -26,6 +25,9 @@ def saved_without_communication(context: Context, paths: Result) -> float | None
     """
     if context.trace.calls is None or context.trace.calls.is_empty():
         return None
+    # The replay is much code, and needed only where transfers are on the path.
+    from nsysddp.questions.whatif import GOOD_REPLAY, Ask, Model, without_communication
+
     model = Model.of(context, Ask(), paths if context.selection == Selection() else None)
     row = without_communication(model)
     if model.replay_error_ratio > GOOD_REPLAY or row.get("change_ratio") is None:

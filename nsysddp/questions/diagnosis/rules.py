@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from nsysddp.dependencies.graph import LAUNCH_NS, START_UP_NS
 from nsysddp.model.intervals import Intervals
-from nsysddp.model.units import NS_PER_US
+from nsysddp.questions.api_calls import are_like, is_allocation, is_copy
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
-from nsysddp.questions.diagnosis.blocking import are_like, are_of_kind, blocking_calls, is_allocation, is_copy
+from nsysddp.questions.diagnosis.blocking import are_of_kind, blocking_calls
 from nsysddp.questions.diagnosis.causes import BY_CODE
 from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
 from nsysddp.questions.diagnosis.facts import Facts
@@ -37,9 +38,6 @@ CAUSE = pl.Enum([*BY_CODE, COMPUTATION, UNRESOLVED])
 _NUMBER = {name: number for number, name in enumerate(CAUSE.categories)}
 
 HOST_KINDS = ("host", "host_gap", "sync")
-
-START_UP_NS, LAUNCH_NS = 20 * NS_PER_US, 100 * NS_PER_US
-"""What has all it needs, on a device that is free, starts within the first; from its launch on, within the second."""
 
 
 def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.DataFrame:

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
+from nsysddp.dependencies.graph import LATENCY_NS, LAUNCH_NS, START_UP_NS, Edge, Graph
 from nsysddp.dependencies.host import Blocking, blocking_kind
 from nsysddp.join.sharing import ranks_of_one_gpu
 from nsysddp.model import schema
@@ -54,8 +54,7 @@ from nsysddp.model.errors import AnalysisError
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.result import Result
 from nsysddp.model.units import NS_PER_MS
-from nsysddp.questions.diagnosis.blocking import is_allocation
-from nsysddp.questions.diagnosis.rules import LAUNCH_NS, START_UP_NS
+from nsysddp.questions.api_calls import is_allocation
 from nsysddp.questions.gaps import Gaps, Pieces, assert_tiling, cut_where, length_of_runs, pieces_of
 from nsysddp.questions.idle.launch_queue import launch_queue
 from nsysddp.questions.idle.tables import IDLE, IDLE_CAUSES, IDLE_STEP, LAUNCH_QUEUE, LAUNCH_QUEUE_STEP
