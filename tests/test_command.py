@@ -794,15 +794,41 @@ NOT_FOR_A_SMALL_ANALYSIS = (
 def test_a_small_analysis_imports_no_more_than_it_needs(
     options: list[str], further: tuple[str, ...], path: Path
 ) -> None:
+    loaded = imported_by("analyze", path, *options)
+    assert {"nsysddp.questions.overlap", "adbc_driver_sqlite"} <= loaded
+    assert not loaded & {*NOT_FOR_A_SMALL_ANALYSIS, *further}
+
+
+@pytest.mark.parametrize(
+    ("command", "not_needed"),
+    [
+        ("idle", ("nsysddp.questions.diagnosis", "nsysddp.questions.whatif", "nsysddp.questions.contention")),
+        ("diagnose", ("nsysddp.questions.whatif", "nsysddp.questions.rebucket", "nsysddp.render.screen")),
+    ],
+)
+def test_a_question_imports_no_other_that_it_does_not_ask(
+    command: str, not_needed: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Without transfers on the path a diagnosis replays nothing."""
+    export = Export()
+    export.lanes("""
+        rank 0 | host "step 0"[0,100)   s7 g[0,50)    s17 c[50,51)
+        rank 1 | host "step 0"[0,100)   s7 g[0,50)    s17 c[50,51)
+    """)
+    loaded = imported_by(command, export.write(tmp_path / "a.sqlite"), "--format", "json")
+    assert f"nsysddp.questions.{command.replace('diagnose', 'diagnosis')}" in loaded
+    assert not loaded & {*not_needed, "rich"}
+
+
+def imported_by(command: str, *argv: str | Path) -> set[str]:
+    """The modules that a command has imported when it ends."""
     code = (
         "import sys\nfrom nsysddp.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "finally: print('\\n'.join(sys.modules), file=sys.stderr)"
     )
-    argv = [sys.executable, "-c", code, "analyze", str(path), *options]
-    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stderr.split())
-    assert {"nsysddp.questions.overlap", "adbc_driver_sqlite"} <= loaded
-    assert not loaded & {*NOT_FOR_A_SMALL_ANALYSIS, *further}
+    run_it = [sys.executable, "-c", code, command, *map(str, argv)]
+    return set(subprocess.run(run_it, capture_output=True, text=True, check=True).stderr.split())
 
 
 def test_help_starts_in_a_quarter_of_a_second_of_cpu() -> None:

@@ -81,7 +81,7 @@ def question_command(name: str) -> click.Command:
             shown=asked.shown,
             write=partial(document.write, result),
             text=lambda: _print(name, asked, result),
-            markdown=partial(_found(_PAGES[name]), result) if name in _PAGES else None,
+            markdown=(lambda: _found(_PAGES[name])(result)) if name in _PAGES else None,
         )
         if outputs.save:
             from nsysddp.store.database import save as keep
