@@ -15,8 +15,11 @@ from simulation.jobs import KIB, MIB, US, Job, Planted, simulate
 
 from nsysddp.join.load import load
 from nsysddp.model.result import Result
-from nsysddp.questions import context_of
-from nsysddp.questions.diagnosis import competing, costs, diagnose, merging, pauses, slowing, stopped
+from nsysddp.questions import Context, context_of
+from nsysddp.questions.contention import executions as kernels_beside
+from nsysddp.questions.diagnosis import competing, costs, device, diagnose, merging, pauses, slowing, stopped
+
+FIXTURE = Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz"
 
 
 def diagnosed(job: Job, folder: Path, *, payload: bool = True) -> Result:
@@ -70,6 +73,62 @@ def test_what_could_not_be_compared_is_charged_alike_and_said(monkeypatch: pytes
     found = slowing.losses(None)  # type: ignore[arg-type]
     assert found[1].share == pytest.approx(0.3, abs=0.01)
     assert 0.3 < found[1].measured < 0.6
+
+
+def test_only_executions_whose_shares_differ_are_compared_and_all_that_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def watched(runs: pl.DataFrame) -> pl.DataFrame:
+        asked.append(runs.height)
+        return compared(runs)
+
+    compared = slowing.compared
+    alike = executions(0.3, (0.5, 0.51), "alike").with_columns(same=pl.lit(1))
+    few = executions(0.3, (0.2, 0.8), "few").head(9).with_columns(same=pl.lit(2))
+    differ = executions(0.3, (0.2, 0.8), "differ").with_columns(same=pl.lit(3))
+    monkeypatch.setattr(slowing, "executions", lambda _: pl.concat([alike, few, differ]))
+    monkeypatch.setattr(slowing, "compared", watched)
+    found = slowing.losses(None)  # type: ignore[arg-type]
+    assert asked == [differ.height]
+    monkeypatch.setattr(slowing, "_comparable", lambda groups: groups["same"])
+    assert slowing.losses(None) == found  # type: ignore[arg-type]
+    assert asked[1:] == [alike.height + few.height + differ.height]
+
+
+@pytest.mark.parametrize("longest", [1_000, 1 << 31])
+def test_executions_are_the_same_numbers_however_long_one_of_them_is(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(load(FIXTURE, host_calls=True, shapes=True))
+    every = kernels_beside.executions(context)
+    kernels_of = kernels_beside.kernels_of
+
+    def lengthened(context: Context, rank: int, work: kernels_beside.Work) -> kernels_beside.Executions:
+        kernels = kernels_of(context, rank, work)
+        duration = kernels.duration.copy()
+        duration[np.flatnonzero(kernels.steady)[0]] = longest
+        return replace(kernels, duration=duration)
+
+    monkeypatch.setattr(kernels_beside, "kernels_of", lengthened)
+    found = kernels_beside.executions(context)
+    assert found["duration_ns"].cast(pl.Int64).max() == max(longest, every["duration_ns"].max())
+    unlike = found["duration_ns"].cast(pl.Int64) != every["duration_ns"].cast(pl.Int64)
+    assert found.filter(unlike)["duration_ns"].to_list() == [longest] * len(context.trace.rank_numbers)
+    assert found.drop("duration_ns").cast(pl.Int64).equals(every.drop("duration_ns").cast(pl.Int64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_place_in_a_run_is_counted_in_order_whatever_lies_between(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    run = rng.integers(0, 10 ** rng.integers(1, 12), rng.integers(0, 500))
+    counts: dict[int, int] = {}
+    expected = []
+    for one in run.tolist():
+        counts[one] = counts.get(one, 0) + 1
+        expected.append(counts[one])
+    assert device.place_in_run(run).tolist() == expected
 
 
 def test_contention_under_sharding_where_no_kernel_runs_alone(tmp_path: Path) -> None:

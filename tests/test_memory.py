@@ -7,14 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
 from nsysddp import ask
 from nsysddp.cli import _NO_MEMORY, cli, main
 from nsysddp.dependencies.condensed import _running_most
+from nsysddp.dependencies.graph import Graph
 from nsysddp.join.load import load
 from nsysddp.model import pools
+from nsysddp.questions.diagnosis import rules
+from nsysddp.questions.diagnosis.lateness import OwnTime
 from nsysddp.questions.question import VERBS, asked
 from nsysddp.render import document
 from tests.command import run
@@ -129,6 +133,25 @@ def test_answers_do_not_depend_on_how_much_is_worked_on_at_a_time(
     for table, frame in whole.tables.items():
         assert_frame_equal(frame, parts[table], rel_tol=1e-9, abs_tol=1e-6)
     assert [finding.code for finding in whole.findings] == [finding.code for finding in parts.findings]
+
+
+def test_causes_are_given_to_some_paths_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    heights: list[int] = []
+
+    def watched(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
+        heights.append(pieces.height)
+        return cut_at_causes(own, graph, pieces)
+
+    cut_at_causes = rules.cut_at_causes
+    monkeypatch.setattr(rules, "cut_at_causes", watched)
+    monkeypatch.setattr("nsysddp.questions.diagnosis.path._PIECES_AT_A_TIME", 7)
+    trace = load(
+        Path(__file__).parent / "fixtures/h200/coarse4_cap16.sqlite.gz", host_calls=True, shapes=True
+    )
+    lengths = ask(trace, "critical_path")["critical_path"].group_by("step_index", "path_rank").len()["len"]
+    ask(trace, "diagnosis")
+    assert len(heights) == lengths.len() > 1  # one of them is of a warm-up step, and empty
+    assert max(heights) in lengths
 
 
 def test_a_long_table_is_the_same_document_however_many_rows_become_text_together(

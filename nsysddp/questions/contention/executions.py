@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -45,25 +45,26 @@ class Executions:
 
 
 def executions(context: Context) -> pl.DataFrame:
-    """Every compute and spin kernel: ``rank``, ``duration_ns``, ``beside_ns`` communication, ``steady``, what it is.
+    """Every steady compute and spin kernel: ``rank``, ``duration_ns``, ``beside_ns`` communication, what it is.
 
     ``same`` is a number for what it is, over all ranks: name, grid, block, phase and the kernel ahead; ``shape`` for
-    name, grid and block.
+    name, grid and block. Of millions of rows all numbers are small.
     """
     work, trace = Work.of(context), context.trace
 
     def of_rank(rank: int) -> tuple[pl.DataFrame, Ints]:
         """The numbers, with the group instead of what it is; and an execution of each group."""
         kernels = kernels_of(context, rank, work)
-        numbers = {
-            "rank": np.full(kernels.row.size, rank, dtype=np.int32),
-            "duration_ns": kernels.duration,
-            "beside_ns": kernels.beside,
-            "steady": kernels.steady,
-            "group": kernels.group.astype(np.int32),
-        }
         first = np.zeros(int(kernels.group.max(initial=-1)) + 1, dtype=np.int64)
         first[kernels.group[::-1]] = kernels.row[::-1]
+        longest = int(kernels.duration.max(initial=0))
+        small = np.int32 if longest < 1 << 31 else np.int64
+        numbers = {
+            "rank": np.full(np.count_nonzero(kernels.steady), rank, dtype=np.int32),
+            "duration_ns": kernels.duration[kernels.steady].astype(small),
+            "beside_ns": kernels.beside[kernels.steady].astype(small),
+            "group": kernels.group[kernels.steady].astype(np.int32),
+        }
         return pl.DataFrame(numbers), first
 
     parts = trace.each_rank(of_rank)
@@ -74,12 +75,36 @@ def executions(context: Context) -> pl.DataFrame:
     kinds = [dense(combined(*columns)).astype(np.int32) for columns in (texts, texts[:3])]
     before = np.cumsum([0, *(first.size for _, first in parts)]).tolist()
     return pl.concat(
-        kernels.drop("group").with_columns(
-            pl.Series(name, of_group[base : base + first.size][kernels["group"].to_numpy()])
-            for name, of_group in zip(("same", "shape"), kinds, strict=True)
-        )
-        for (kernels, first), base in zip(parts, before, strict=False)
+        (
+            kernels.drop("group").with_columns(
+                pl.Series(name, of_group[base : base + first.size][kernels["group"].to_numpy()])
+                for name, of_group in zip(("same", "shape"), kinds, strict=True)
+            )
+            for (kernels, first), base in zip(parts, before, strict=False)
+        ),
+        how="vertical_relaxed",
     )
+
+
+class Coded(NamedTuple):
+    """Texts as small numbers: that of a row is ``number[place[row]]``, 0 for null."""
+
+    place: NDArray[Any]
+    number: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, texts: pl.Series) -> Coded:
+        """The texts of a column of categories, in the order of the texts."""
+        distinct = texts.unique().drop_nulls().cast(pl.String).sort()
+        place = distinct.cast(pl.Categorical).to_physical().to_numpy()
+        number = np.zeros(int(place.max(initial=0)) + 2, dtype=np.int32)
+        number[place] = np.arange(1, place.size + 1)
+        return cls(texts.to_physical().fill_null(number.size - 1).to_numpy(), number)
+
+    def of_rows(self, rows: Ints | slice) -> NDArray[np.int32]:
+        """The numbers of some rows."""
+        numbers: NDArray[np.int32] = self.number[self.place[rows]]
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -87,12 +112,15 @@ class Work:
     """What the work of kernels is.
 
     Attributes:
-        shape: of every event a number that tells name, grid and block apart.
+        name: of every event the row of its name.
+        grid, block: of every event, in numbers.
         ahead: of every event the one ahead of it in its queue.
         phase: of every phase range a number that tells its phase; the last is for events in none.
     """
 
-    shape: Ints
+    name: NDArray[np.int32]
+    grid: Coded
+    block: Coded
     ahead: NDArray[np.int32]
     phase: NDArray[Any]
 
@@ -101,9 +129,17 @@ class Work:
         """The work of a trace loaded with shapes."""
         trace = context.trace
         assert trace.shapes is not None
-        grid, block = codes(trace.shapes["grid"]), codes(trace.shapes["block"])
-        phase = np.append(codes(context.attribution.phases["phase"]), 0)
-        return cls(combined(trace.events["name"].to_numpy(), grid, block), ahead_in_queue(trace), phase)
+        return cls(
+            trace.events["name"].to_numpy(),
+            Coded.of(trace.shapes["grid"]),
+            Coded.of(trace.shapes["block"]),
+            ahead_in_queue(trace),
+            np.append(codes(context.attribution.phases["phase"]), 0),
+        )
+
+    def shape(self, rows: Ints) -> Ints:
+        """Of some events the place of name, grid and block among the distinct ones."""
+        return dense(combined(self.name[rows], self.grid.of_rows(rows), self.block.of_rows(rows)))
 
 
 def kernels_of(context: Context, rank: int, work: Work) -> Executions:
@@ -116,11 +152,11 @@ def kernels_of(context: Context, rank: int, work: Work) -> Executions:
     within = np.flatnonzero(chosen)
     rows = first + within
     ahead = work.ahead[rows]
-    shape, after = np.split(dense(work.shape[np.concatenate([rows, ahead])]), 2)
+    shape, after = np.split(work.shape(np.concatenate([rows, ahead])), 2)
     phase = work.phase[context.attribution.phase_range[rows]]
     group = dense(combined(phase, shape, np.where(ahead >= 0, after + 1, 0)))
     start, duration = start[within], (end - start)[within]
-    beside = trace.union(rank, ["communication"]).length_within(start, start + duration)
+    beside = trace.union(rank, ["communication"]).length_within_each(start, start + duration)
     return Executions(rows, group, start, duration, beside, ~_warm(context, rank)[within])
 
 
@@ -175,13 +211,9 @@ def transfers_of(context: Context) -> tuple[dict[int, Executions], pl.DataFrame]
 
 def codes(texts: pl.Series) -> NDArray[Any]:
     """A small number per distinct text, 0 for null; the same for the same texts, since draws go by it."""
-    distinct = texts.unique().drop_nulls().cast(pl.String).sort()
     if texts.dtype == pl.Categorical:
-        place = distinct.cast(pl.Categorical).to_physical().to_numpy()
-        table = np.zeros(int(place.max(initial=0)) + 2, dtype=np.int32)
-        table[place] = np.arange(1, place.size + 1)
-        numbers: NDArray[Any] = table[texts.to_physical().fill_null(table.size - 1).to_numpy()]
-        return numbers
+        return Coded.of(texts).of_rows(slice(None))
+    distinct = texts.unique().drop_nulls().cast(pl.String).sort()
     codes = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64) + 1
     numbers_of: NDArray[Any] = codes.fill_null(0).to_numpy()
     return numbers_of

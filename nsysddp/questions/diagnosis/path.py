@@ -11,7 +11,6 @@ import polars as pl
 from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.model.result import Result
-from nsysddp.model.trace import in_parallel
 from nsysddp.model.units import NS_PER_MS
 from nsysddp.questions.diagnosis.lateness import OwnTime, Spans, lateness
 
@@ -36,29 +35,43 @@ LONG_HOST_NS = NS_PER_MS
 """A single host piece longer than this is a cause of its own, whatever synchronisation preceded it (as in ``idle``)."""
 
 
-def pieces_of(paths: Result) -> pl.DataFrame:
-    """The pieces of the steady steps' paths in order.
-
-    With the number of their path (``path``), and whether they are one long piece of host time (``is_long``).
-    """
-    key = ["step_index", "path_rank"]
+def steady_paths(paths: Result) -> pl.DataFrame:
+    """The steady steps' paths, numbered (``path``) in their order; of tied ones those that leave least open."""
     steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
     if steady.is_empty():
         steady = paths["critical_path_step"]
-    steady = _best_resolved(paths, steady)
     # Of millions of pieces numbers take most of the memory: all of these are small.
-    small = pl.col("step_index", "path_rank").cast(pl.Int32)
-    numbered = (
-        steady.select(*key, "step")
-        .with_row_index("path")
-        .with_columns(small, pl.col("path").cast(pl.Int32), pl.col("step").cast(pl.Categorical))
-    )
     return (
-        paths["critical_path"]
-        .select(_NEEDED)
-        .with_columns(small, pl.col("rank", "event").cast(pl.Int32))
-        .join(numbered, on=key, how="inner", nulls_equal=True, maintain_order="left")
-        .sort("path", "start_ns", maintain_order=True)
+        _best_resolved(paths, steady)
+        .select(pl.col("step_index", "path_rank").cast(pl.Int32), pl.col("step").cast(pl.Categorical))
+        .with_row_index("path")
+        .with_columns(pl.col("path").cast(pl.Int32))
+    )
+
+
+def some_at_a_time(pieces: pl.DataFrame) -> list[pl.DataFrame]:
+    """The table ``critical_path`` in parts of whole paths, since what is known of each piece takes much memory."""
+    path = pieces["path_rank"].to_numpy(), pieces["step_index"].fill_null(-1).to_numpy()
+    begins = np.append(True, (path[0][1:] != path[0][:-1]) | (path[1][1:] != path[1][:-1]))[: path[0].size]
+    heads = np.flatnonzero(begins)
+    cuts = [0, *heads[np.flatnonzero(np.diff(heads // _PIECES_AT_A_TIME)) + 1].tolist(), pieces.height]
+    return [pieces[first:last] for first, last in pairwise(cuts)]
+
+
+_PIECES_AT_A_TIME = 1 << 18
+"""Pieces of paths that are given to causes together."""
+
+
+def pieces_of(some: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """The pieces of those paths that are chosen, in order.
+
+    With the number of their path (``path``), and whether they are one long piece of host time (``is_long``).
+    """
+    small = pl.col("step_index", "path_rank", "rank", "event").cast(pl.Int32)
+    return (
+        some.select(_NEEDED)
+        .with_columns(small)
+        .join(chosen, on=["step_index", "path_rank"], how="inner", nulls_equal=True, maintain_order="left")
         .with_columns(
             is_long=pl.col("kind").is_in(["host", "host_gap"])
             & (pl.col("end_ns") - pl.col("start_ns") > LONG_HOST_NS)
@@ -115,23 +128,6 @@ def cut_at_causes(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFr
     ``late``: whether the part lies in the lateness of its own rank. ``unlaunched``: the row of the collective that was
     ready on the GPU then, and not launched, -1 if none.
     """
-    path = pieces["path"].to_numpy()
-    heads = np.flatnonzero(np.diff(path, prepend=-1))
-    # Paths stay whole; some at a time, since what is known of each piece meanwhile takes several times its memory.
-    cuts = [0, *heads[np.flatnonzero(np.diff(heads // _PIECES_AT_A_TIME)) + 1].tolist(), path.size]
-
-    def between(bounds: tuple[int, int]) -> pl.DataFrame:
-        return _cut(own, graph, pieces[bounds[0] : bounds[1]])
-
-    return pl.concat(in_parallel(pairwise(cuts), between, events=path.size))
-
-
-_PIECES_AT_A_TIME = 1 << 18
-"""Pieces of paths that are cut together."""
-
-
-def _cut(own: OwnTime, graph: Graph, pieces: pl.DataFrame) -> pl.DataFrame:
-    """``cut_at_causes`` of some whole paths."""
     path = pieces["path"].to_numpy()
     start, end = pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy()
     collective = pieces.filter(pl.col("kind") == "transfer")

@@ -49,17 +49,6 @@ def shared_pauses(context: Context) -> dict[int, Intervals]:
     }
 
 
-def within_shared_pauses(context: Context, parts: pl.DataFrame) -> NDArray[np.bool_]:
-    """Which parts of a path lie mostly in a pause that their rank shares with its peers?"""
-    rank = parts["rank"].fill_null(-1).to_numpy()
-    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
-    inside = np.zeros(parts.height, dtype=bool)
-    for number, pauses in shared_pauses(context).items():
-        mine = np.flatnonzero(rank == number)
-        inside[mine] = 2 * pauses.length_within(start[mine], end[mine]) > end[mine] - start[mine]
-    return inside
-
-
 def _pauses(context: Context) -> pl.DataFrame:
     """``rank``, ``step``, ``phase``, ``start_ns`` and ``end_ns`` of every pause: gaps ahead of calls, and calls."""
     numbers, first = context.graph.lines.ranks

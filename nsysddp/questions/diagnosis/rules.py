@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from nsysddp.dependencies.graph import LAUNCH_NS, START_UP_NS
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.trace import in_parallel
 from nsysddp.questions.api_calls import are_like, is_allocation, is_copy
 from nsysddp.questions.critical_path import COMMUNICATION_KINDS
 from nsysddp.questions.diagnosis.blocking import are_of_kind, blocking_calls
 from nsysddp.questions.diagnosis.causes import BY_CODE
-from nsysddp.questions.diagnosis.device import held_behind_compute, lengthened_by_others, other_process_ran
+from nsysddp.questions.diagnosis.device import (
+    begun_in_order,
+    busy_by_others,
+    held_behind_compute,
+    lengthened_by_others,
+    longer_than_shortest,
+    mostly_within,
+)
 from nsysddp.questions.diagnosis.facts import Facts
-from nsysddp.questions.diagnosis.path import host_phases
-from nsysddp.questions.diagnosis.pauses import within_shared_pauses
+from nsysddp.questions.diagnosis.path import (
+    cut_at_causes,
+    host_phases,
+    pieces_of,
+    some_at_a_time,
+    steady_paths,
+)
+from nsysddp.questions.diagnosis.pauses import shared_pauses
 from nsysddp.questions.diagnosis.stopped import stopped_transfers
-from nsysddp.questions.diagnosis.transfers import MOVING, shares_of_transfers, transfer_causes
+from nsysddp.questions.diagnosis.transfers import MOVING, Share, shares_of_transfers, transfer_causes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from nsysddp.model.result import Result
     from nsysddp.questions import Context
 
     Ints = NDArray[np.int64]
@@ -40,40 +57,110 @@ _NUMBER = {name: number for number, name in enumerate(CAUSE.categories)}
 HOST_KINDS = ("host", "host_gap", "sync")
 
 
-def given_to_causes(context: Context, facts: Facts, cut: pl.DataFrame) -> pl.DataFrame:
+@dataclass(frozen=True)
+class _Run:
+    """What rules ask of the whole run, found once for all paths.
+
+    Attributes:
+        pauses: per rank pauses of the host that it shares with its peers.
+        busy: per rank on a shared GPU when another process ran work there.
+        longer: by what share of itself each event is longer than its shortest like; empty where no GPU is shared.
+        begun: per rank whose events begin in order of launch when what was launched before each had begun.
+        reduces: which events are reductions of gradients.
+        breaks: per rank when it was between two graphs of its compiled model.
+    """
+
+    pauses: dict[int, Intervals]
+    busy: dict[int, Intervals]
+    longer: Floats
+    begun: dict[int, Ints]
+    reduces: Flags
+    breaks: dict[int, Intervals]
+
+    @classmethod
+    def of(cls, context: Context, facts: Facts, paths: Result) -> _Run:
+        """Ask it, as far as there are parts of which it decides anything."""
+        trace, busy = context.trace, busy_by_others(context.trace)
+        queues = (paths["critical_path_kind"]["kind"] == "queued").any()
+        return cls(
+            pauses=shared_pauses(context),
+            busy=busy,
+            longer=longer_than_shortest(context) if busy else np.empty(0),
+            begun=begun_in_order(trace) if queues else {},
+            reduces=_reductions(context, facts),
+            breaks={
+                int(str(rank)): Intervals.union_of(own["start_ns"], own["end_ns"])
+                for (rank,), own in facts.breaks.group_by("rank")
+            },
+        )
+
+
+def given_to_causes(context: Context, facts: Facts, paths: Result) -> pl.DataFrame:
     """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns."""
+    run, chosen = _Run.of(context, facts, paths), steady_paths(paths)
+
+    def given(some: pl.DataFrame) -> _Given:
+        cut = cut_at_causes(facts.own, context.graph, pieces_of(some, chosen))
+        return _given(context, facts, run, cut)
+
+    pieces = paths["critical_path"]
+    every = in_parallel(some_at_a_time(pieces), given, events=pieces.height)
+    together = _Given(*(pl.concat(frames) for frames in zip(*every, strict=True)))
+    # Transfers are few, and what is known of them is of all events: they are given to causes at once.
+    return pl.concat([together.whole, *_given_transfers(context, facts, together.transfers), together.shares])
+
+
+_BASE = ("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase", "event", "is_first")
+
+
+class _Given(NamedTuple):
+    """Of some paths what is given to causes (but transfers), what others take of it, and the parts of transfers."""
+
+    whole: pl.DataFrame
+    shares: pl.DataFrame
+    transfers: pl.DataFrame
+
+
+def _given(context: Context, facts: Facts, run: _Run, cut: pl.DataFrame) -> _Given:
     launching = are_of_kind(cut, "gap") & (cut["via"] == "launch").fill_null(False).to_numpy()
     host = are_of_kind(cut, *HOST_KINDS) | launching
     blocking = blocking_calls(context.graph, cut, host)
-    parts = _named(context, cut, blocking)
-    rules = _rules(context, facts, parts, host, blocking >= 0)
+    every = _named(context, cut, blocking)
+    transfer = are_of_kind(every, "transfer")
+    rules = _rules(context, facts, run, every, host, blocking >= 0)
     cause = np.select(
         [holds for _, holds in rules], [_NUMBER[name] for name, _ in rules], default=_NUMBER[UNRESOLVED]
-    )
-    transfer = are_of_kind(parts, "transfer")
-    cause[transfer] = [_NUMBER[name] for name in transfer_causes(context, facts, parts.filter(transfer))]
+    )[~transfer]
+    parts = every.filter(~transfer)
+    shares = [
+        Share("other_process", lengthened_by_others(run.busy, run.longer, parts), (COMPUTATION,)),
+        Share("contention", _contention(context, facts, parts), (COMPUTATION,)),
+    ]
+    left, *taken = _divided(parts, cause, shares)
+    return _Given(left, pl.concat(taken), every.filter(transfer).select(*_BASE, "start_ns", "end_ns"))
 
-    base = parts.select(
-        *("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase"),
-        *("event", "is_first"),
+
+def _given_transfers(context: Context, facts: Facts, parts: pl.DataFrame) -> list[pl.DataFrame]:
+    """What is left to the causes of transfers, and what others take of it."""
+    cause = np.array([_NUMBER[name] for name in transfer_causes(context, facts, parts)], dtype=np.int64)
+    stopped = stopped_transfers(context, facts.stopped, parts)
+    shares = chain(
+        (Share("straggler", part, MOVING, rank) for rank, part in stopped),
+        shares_of_transfers(context, facts, parts),
     )
+    return _divided(parts, cause, shares)
+
+
+def _divided(parts: pl.DataFrame, cause: Ints, shares: Iterable[Share]) -> list[pl.DataFrame]:
+    """Of parts with a cause what is left to it, and what each other takes of it, as far as there is any left."""
+    base = parts.select(_BASE)
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
-    rows = []
-    for rank, part in stopped_transfers(context, facts.stopped, parts):
-        row = _taken_from(base, left, part, _are(cause, MOVING), "straggler")
-        rows.append(row.with_columns(rank=pl.lit(rank, pl.Int32)))
-    for other, part, allowed in (
-        *shares_of_transfers(context, facts, parts),
-        ("other_process", lengthened_by_others(context, parts), (COMPUTATION,)),
-        _contention(context, facts, parts),
-    ):
-        rows.append(_taken_from(base, left, part, _are(cause, allowed), other))
+    rows = [_taken_from(base, left, _are(cause, share.of), share) for share in shares]
     first = CAUSE.categories.cast(CAUSE).gather(cause)
     rows.insert(0, base.with_columns(cause=first, cost_ns=pl.Series(left)).filter(pl.col("cost_ns") > 0))
-    whole = pl.concat(rows)
-    assert int(whole["cost_ns"].sum() or 0) == int(duration.sum())
-    return whole
+    assert sum(int(row["cost_ns"].sum()) for row in rows) == int(duration.sum())
+    return rows
 
 
 def _are(cause: Ints, names: Sequence[str]) -> Flags:
@@ -81,13 +168,14 @@ def _are(cause: Ints, names: Sequence[str]) -> Flags:
     return np.isin(cause, [_NUMBER[name] for name in names])
 
 
-def _taken_from(base: pl.DataFrame, left: Ints, part: Floats, allowed: Flags, cause: str) -> pl.DataFrame:
-    """The parts of which something goes to another cause, as far as they have any left; takes it from ``left``."""
-    taken = np.where(allowed, np.minimum(np.rint(part).astype(np.int64), left), 0)
+def _taken_from(base: pl.DataFrame, left: Ints, allowed: Flags, share: Share) -> pl.DataFrame:
+    """The parts of which something goes to another cause; takes it from ``left``."""
+    taken = np.where(allowed, np.minimum(np.rint(share.part).astype(np.int64), left), 0)
     left -= taken
     real = np.flatnonzero(taken > 0)
+    rank = pl.col("rank") if share.rank is None else pl.lit(share.rank, pl.Int32)
     return base[real].with_columns(
-        is_first=pl.lit(False), cause=pl.lit(cause, CAUSE), cost_ns=pl.Series(taken[real])
+        rank=rank, is_first=pl.lit(False), cause=pl.lit(share.cause, CAUSE), cost_ns=pl.Series(taken[real])
     )
 
 
@@ -123,6 +211,7 @@ def _with(texts: pl.Series, rows: Ints, others: pl.Series) -> pl.Series:
 def _rules(
     context: Context,
     facts: Facts,
+    run: _Run,
     parts: pl.DataFrame,
     host: Flags,
     blocked: Flags,
@@ -135,22 +224,24 @@ def _rules(
     waits = gap | queued
     ready = gap & np.where(host, length > LAUNCH_NS, length > START_UP_NS)
     late = parts["late"].to_numpy() & ~are_of_kind(parts, *COMMUNICATION_KINDS)
-    late &= ~(host & within_shared_pauses(context, parts))
+    late &= ~(host & mostly_within(run.pauses, parts))
     peer = memory & are_like(name, "PtoP|peer")
-    gradients, small = _launched_late(context, facts, parts)
+    # A reduction of gradients was ready on the GPU, and not launched.
+    unlaunched = parts["unlaunched"].to_numpy()
+    gradients = (unlaunched >= 0) & run.reduces[unlaunched]
     return [
-        ("other_process", waits & other_process_ran(context, parts)),
+        ("other_process", waits & mostly_within(run.busy, parts)),
         ("unexplained", ready),
         ("straggler", late),
-        ("held_behind_compute", queued & held_behind_compute(context, parts)),
+        ("held_behind_compute", queued & held_behind_compute(context.trace, run.begun, parts)),
         ("queued", queued),
         ("peer_copies", peer),
         ("copies", memory | host & blocked & is_copy(name)),
         ("allocation", host & is_allocation(name)),
         ("synchronisation", host & blocked),
-        ("small_buckets", host & gradients & small),
+        ("small_buckets", host & gradients & facts.merging.is_cause),
         ("bucket_scheduling", host & gradients),
-        ("graph_breaks", host & _between_graphs(facts.breaks, parts)),
+        ("graph_breaks", host & mostly_within(run.breaks, parts)),
         ("host_stall", host & long),
         ("host_bound", host),
         ("kernel_latency", gap),
@@ -158,22 +249,8 @@ def _rules(
     ]
 
 
-def _between_graphs(breaks: pl.DataFrame, parts: pl.DataFrame) -> Flags:
-    """Which parts lie mostly between two graphs of the compiled model of their rank?"""
-    start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
-    rank = parts["rank"].fill_null(-1).to_numpy()
-    found = np.zeros(parts.height, dtype=bool)
-    for (owner,), own in breaks.group_by("rank"):
-        mine = np.flatnonzero(rank == owner)
-        inside = Intervals.union_of(own["start_ns"], own["end_ns"]).length_within(start[mine], end[mine])
-        found[mine] = 2 * inside > end[mine] - start[mine]
-    return found
-
-
-def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple[Flags, Flags]:
-    """Was a reduction of gradients ready on the GPU, and not launched? And is it one whose latency dominates?"""
-    event = parts["unlaunched"].to_numpy()
-    unlaunched = event >= 0
+def _reductions(context: Context, facts: Facts) -> Flags:
+    """Which events are reductions of gradients?"""
     phases = context.attribution.phases["phase"]
     kinds = context.timed.filter(pl.col("kind").is_in(["all_reduce", "reduce_scatter"]))
     if phases.is_in(["backward"]).any():
@@ -185,15 +262,11 @@ def _launched_late(context: Context, facts: Facts, parts: pl.DataFrame) -> tuple
         )
     reduces = np.zeros(context.trace.events.height, dtype=bool)
     reduces[kinds["event"].to_numpy()] = True
-    gradients = unlaunched & reduces[event]
-    small = gradients & facts.merging.is_cause
-    return gradients, small
+    return reduces
 
 
-def _contention(
-    context: Context, facts: Facts, parts: pl.DataFrame
-) -> tuple[str, NDArray[np.float64], tuple[str, ...]]:
-    """What computation beside communication lost to it, by what was measured on the rank."""
+def _contention(context: Context, facts: Facts, parts: pl.DataFrame) -> Floats:
+    """What computation beside communication lost to it, by what was measured on the rank, ns of each part."""
     computing, rank = are_of_kind(parts, "compute"), parts["rank"].fill_null(-1).to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
     step = parts["step_index"].fill_null(-1).to_numpy()
@@ -204,4 +277,4 @@ def _contention(
         steps, which = np.unique(step[beside], return_inverse=True)
         share = np.array([facts.slowing.lost(owner, int(number)) for number in steps])[which]
         contended[beside] = share * communication.length_within(start[beside], end[beside])
-    return "contention", contended, (COMPUTATION,)
+    return contended

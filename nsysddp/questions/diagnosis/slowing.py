@@ -111,9 +111,13 @@ def losses(context: Context) -> dict[int, Loss]:
     Kernels are compared on all ranks that ran them, each execution with those of its own rank: what GPUs differ by
     takes no part.
     """
-    kernels = executions(context).filter("steady", pl.col("duration_ns") > 0)
-    kernels = kernels.select("rank", "duration_ns", "beside_ns", "same")
-    beside = kernels.group_by("rank", "same").agg(pl.col("beside_ns").sum())
+    kernels = executions(context).select("rank", "duration_ns", "beside_ns", "same")
+    share = pl.col("beside_ns") / pl.col("duration_ns")
+    groups = kernels.group_by("rank", "same").agg(
+        pl.col("beside_ns").cast(pl.Int64).sum(), count=pl.len(), off=pl.len() * share.var(ddof=0)
+    )
+    beside = groups.select("rank", "same", "beside_ns")
+    kernels = kernels.filter(pl.col("same").is_in(_comparable(groups).implode()))
     found = pl.concat(map(compared, _together(kernels)))
     known = beside.join(found, on="same", how="left").sort("rank", "same")
     made = {}
@@ -128,6 +132,16 @@ def losses(context: Context) -> dict[int, Loss]:
         lost = min(mean, _MOST) if mean > STANDARD_ERRORS * error else 0.0
         made[int(str(rank))] = Loss(lost, float(weight.sum() / total))
     return made
+
+
+def _comparable(groups: pl.DataFrame) -> pl.Series:
+    """What ``compared`` can tell something of: enough executions, with shares that differ."""
+    least = 0.99 * LEAST_SPREAD  # sums are rounded in other places there
+    return (
+        groups.group_by("same")
+        .agg(pl.col("count").sum(), pl.col("off").sum())
+        .filter(pl.col("count") >= 2 * MIN_SAMPLES, pl.col("off") >= least**2 * pl.col("count"))["same"]
+    )
 
 
 _AT_A_TIME = 1_000_000

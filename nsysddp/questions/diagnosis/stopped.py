@@ -73,7 +73,7 @@ def stopped_ranks(sums: pl.DataFrame) -> list[int]:
 def stopped_transfers(
     context: Context, ranks: Sequence[int], parts: pl.DataFrame
 ) -> Iterator[tuple[int, Floats]]:
-    """Per stopped rank how much of each part of a path is a transfer's that was stopped with it, ns; shape (parts,).
+    """Per stopped rank how much of each part of a path, a transfer, was stopped with it, ns; shape (parts,).
 
     What transfers without it exceed their like by on average is not its doing.
     """
@@ -81,11 +81,9 @@ def stopped_transfers(
         return
     timed = context.timed.filter(pl.col("collective_id").is_not_null())
     event = timed["event"].to_numpy()
-    uneven = np.zeros(context.trace.events.height + 1)
+    uneven = np.zeros(context.trace.events.height)
     uneven[event] = uneven_share(context, event)
-    transfer = (parts["kind"] == "transfer").to_numpy()
-    own = np.where(transfer, parts["event"].fill_null(-1).to_numpy(), -1)
-    length = (parts["end_ns"] - parts["start_ns"]).to_numpy()
+    own, length = parts["event"].to_numpy(), (parts["end_ns"] - parts["start_ns"]).to_numpy()
     for rank in ranks:
         ids = timed.filter(pl.col("rank") == rank)["collective_id"].unique().implode()
         with_it = timed.select(pl.col("collective_id").is_in(ids)).to_series().to_numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+
+
+class Share(NamedTuple):
+    """What a cause takes of parts of paths that have another.
+
+    Attributes:
+        cause: that takes it.
+        part: ns of each part.
+        of: causes from which it is taken.
+        rank: on which the reason lies; None where that is the rank of the part.
+    """
+
+    cause: str
+    part: Floats
+    of: tuple[str, ...]
+    rank: int | None = None
 
 
 def bytes_of(context: Context, link: Link) -> Ints:
@@ -111,29 +127,26 @@ MOVING = ("slow_communication", "compute_tail", "single_bucket", "compute_stream
 """Causes of transfers from which others take a share."""
 
 
-def shares_of_transfers(
-    context: Context, facts: Facts, parts: pl.DataFrame
-) -> Iterator[tuple[str, Floats, tuple[str, ...]]]:
-    """Causes that hold a share of a transfer: the cause, ns of each part, and the causes from which it is taken."""
-    transfer = (parts["kind"] == "transfer").to_numpy()
-    rank, event = parts["rank"].fill_null(-1).to_numpy(), parts["event"].fill_null(-1).to_numpy()
+def shares_of_transfers(context: Context, facts: Facts, parts: pl.DataFrame) -> Iterator[Share]:
+    """Causes that hold a share of a transfer."""
+    rank, event = parts["rank"].to_numpy(), parts["event"].to_numpy()
     start, end = parts["start_ns"].to_numpy(), parts["end_ns"].to_numpy()
-    length = transfer * (end - start)
-    lost = np.zeros(context.trace.events.height + 1)
+    length = end - start
+    lost = np.zeros(context.trace.events.height)
     lost[facts.transfers["event"].to_numpy()] = (
         lost_to_others(facts.transfers) / facts.transfers["duration_ns"].to_numpy()
     )
-    yield "process_groups", length * lost[event], MOVING
+    yield Share("process_groups", length * lost[event], MOVING)
     del lost  # it is as long as all events
     slowed = np.zeros(parts.height)
     for owner, share in facts.slower_transfer.items():
-        rows = np.flatnonzero((rank == owner) & transfer)
+        rows = np.flatnonzero(rank == owner)
         computing = context.trace.union(owner, ["compute", "spin"])
         slowed[rows] = share * computing.length_within(start[rows], end[rows])
-    yield "link_contention", slowed, MOVING
-    yield "small_buckets", _for_being_small(context, facts, event) * length, _UNPLACED
+    yield Share("link_contention", slowed, MOVING)
+    yield Share("small_buckets", _for_being_small(context, facts, event) * length, _UNPLACED)
     few = set(context.deciding.filter(decides=LATENCY)["collective_id"].to_list())
-    yield "message_latency", _of_collectives(context, event, few) * length, _UNPLACED
+    yield Share("message_latency", _of_collectives(context, event, few) * length, _UNPLACED)
 
 
 _UNPLACED = ("slow_communication",)
@@ -150,7 +163,7 @@ def _for_being_small(context: Context, facts: Facts, event: Ints) -> Floats:
         return gradients.astype(np.float64)
     if link is None or not link.has_latency:
         return np.zeros(event.size)
-    size = np.where(event >= 0, bytes_of(context, link)[event], 0)
+    size = bytes_of(context, link)[event]
     if merging.collectives:
         size = np.where(gradients, size, 0)
     whole = link.latency_ns + link.ns_per_byte * size
@@ -163,7 +176,7 @@ def _of_collectives(context: Context, event: Ints, collectives: AbstractSet[int]
     """Which events belong to one of these collectives?"""
     ids = context.timed["collective_id"].fill_null(-1).to_numpy()
     chosen = np.isin(ids, np.asarray(sorted(collectives), dtype=np.int64))
-    found = np.zeros(context.trace.events.height + 1, dtype=bool)
+    found = np.zeros(context.trace.events.height, dtype=bool)
     found[context.timed["event"].to_numpy()[chosen]] = True
     of_events: NDArray[np.bool_] = found[event]
     return of_events

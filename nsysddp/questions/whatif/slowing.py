@@ -22,7 +22,7 @@ import polars as pl
 
 from nsysddp.dependencies import replay
 from nsysddp.dependencies.forward import Beside, durations
-from nsysddp.questions.contention import ACCOMPANIED_SHARE, MIN_SAMPLES, MIXED_RATIO
+from nsysddp.questions.contention import ACCOMPANIED_SHARE, COMPUTE, MIN_SAMPLES, MIXED_RATIO
 from nsysddp.questions.contention.executions import executions
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ class Slowing:
         )
         for rank, low, mid, high, beside in sums.iter_rows():
             found[rank] = low / beside, mid / beside, high / beside
-        unknown: set[int] = set()
-        if set(ranks) - set(found):
-            kernels = executions(context)
-            unknown = set(kernels.filter(pl.col("beside_ns") > 0)["rank"].unique().to_list()) - set(found)
-            together = _together(kernels) if unknown else None
+        kernels = context.contention["contention"].filter(pl.col("side") == COMPUTE)
+        unknown = set(kernels["rank"].to_list()) - set(found)
+        if unknown:
+            together = _together(executions(context))
             if together is not None:
                 found |= dict.fromkeys(unknown, together)
                 unknown = set()
@@ -106,19 +105,18 @@ def _within(share: float) -> float:
 
 def _together(kernels: pl.DataFrame) -> tuple[float, float, float] | None:
     """Share lost, of executions of one kernel and shape on all ranks: lower and upper quartile, and mean."""
-    steady = kernels.filter("steady", pl.col("duration_ns") > 0)
     alone = pl.col("beside_ns") == 0
     accompanied = pl.col("beside_ns") >= ACCOMPANIED_SHARE * pl.col("duration_ns")
     duration = pl.col("duration_ns")
     base = duration.filter(alone).median()
     groups = (
-        steady.group_by("shape")
+        kernels.group_by("shape")
         .agg(
             alone=alone.sum(),
             accompanied=accompanied.sum(),
             mixed=duration.filter(alone).quantile(0.9) > MIXED_RATIO * duration.filter(alone).quantile(0.1),
             share=((duration - base) / pl.col("beside_ns")).filter(accompanied).median(),
-            beside=pl.col("beside_ns").sum(),
+            beside=pl.col("beside_ns").cast(pl.Int64).sum(),
         )
         .sort("shape")
     )
