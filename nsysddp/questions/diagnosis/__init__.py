@@ -33,7 +33,7 @@ from nsysddp.model.units import ms
 from nsysddp.questions import critical_path
 from nsysddp.questions.diagnosis.causes import CAUSES
 from nsysddp.questions.diagnosis.claims import OPEN
-from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of, weighted
+from nsysddp.questions.diagnosis.costs import assert_bounds, costs_of, evidence_of, per_step_of
 from nsysddp.questions.diagnosis.facts import Facts
 from nsysddp.questions.diagnosis.faults import faults, unjudged
 from nsysddp.questions.diagnosis.path import OPEN_KINDS
@@ -136,7 +136,7 @@ def diagnose(context: Context) -> Result:
     trace, graph, paths = context.trace, context.graph, context.paths
     facts = Facts.of(context)
     pools.hand_back()  # the other questions are answered, and what follows is the largest
-    parts = weighted(given_to_causes(context, facts, paths))
+    parts = given_to_causes(context, facts, paths)
     per_step = per_step_of(parts)
     assert_bounds(per_step)
     evidence = evidence_of(parts)

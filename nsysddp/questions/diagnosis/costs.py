@@ -42,10 +42,10 @@ def per_step_of(parts: pl.DataFrame) -> pl.DataFrame:
     left, shares like what they have more than that on average.
     """
     step = ["step", "step_index"]
-    count = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    lengths = parts.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
-    shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     by_path = parts.group_by(*step, "path", "cause").agg(pl.col("cost_ns").sum())
+    count = by_path.group_by("step_index").agg(paths=pl.col("path").n_unique())
+    lengths = by_path.group_by("step_index", "path").agg(path_ns=pl.col("cost_ns").sum())
+    shortest = lengths.group_by("step_index").agg(pl.col("path_ns").min())
     by_path = (
         by_path.with_columns(pl.col("step", "cause").cast(pl.String))
         .with_columns(
@@ -106,15 +106,6 @@ def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("cost_ns") > 0)
         .with_columns(pl.col(by).cast(pl.String))  # of millions of rows they are numbers
         .sort("cause", "cost_ns", *by[1:], "rank", descending=[False, True, *[False] * 5], nulls_last=True)
-    )
-
-
-def weighted(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts with ``cost``: what each adds to the mean over the paths of a step, and over the steps."""
-    steps = max(1, parts["step_index"].n_unique())
-    paths = parts.group_by("step_index").agg(paths=pl.col("path").n_unique())
-    return parts.join(paths, on="step_index", how="left", nulls_equal=True).with_columns(
-        cost=pl.col("cost_ns") / pl.col("paths") / steps
     )
 
 

@@ -36,7 +36,10 @@ LONG_HOST_NS = NS_PER_MS
 
 
 def steady_paths(paths: Result) -> pl.DataFrame:
-    """The steady steps' paths, numbered (``path``) in their order; of tied ones those that leave least open."""
+    """The steady steps' paths, numbered (``path``) in their order; of tied ones those that leave least open.
+
+    With the number of ``paths`` of their step, and of ``steps``.
+    """
     steady = paths["critical_path_step"].filter(~pl.col("is_warmup"))
     if steady.is_empty():
         steady = paths["critical_path_step"]
@@ -45,7 +48,11 @@ def steady_paths(paths: Result) -> pl.DataFrame:
         _best_resolved(paths, steady)
         .select(pl.col("step_index", "path_rank").cast(pl.Int32), pl.col("step").cast(pl.Categorical))
         .with_row_index("path")
-        .with_columns(pl.col("path").cast(pl.Int32))
+        .with_columns(
+            pl.col("path").cast(pl.Int32),
+            paths=pl.len().over("step_index"),
+            steps=pl.col("step_index").n_unique(),
+        )
     )
 
 

@@ -96,7 +96,10 @@ class _Run:
 
 
 def given_to_causes(context: Context, facts: Facts, paths: Result) -> pl.DataFrame:
-    """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns."""
+    """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns, cost.
+
+    ``cost`` is what it adds to the mean over the paths of a step, and over the steps.
+    """
     run, chosen = _Run.of(context, facts, paths), steady_paths(paths)
 
     def given(some: pl.DataFrame) -> _Given:
@@ -110,7 +113,10 @@ def given_to_causes(context: Context, facts: Facts, paths: Result) -> pl.DataFra
     return pl.concat([together.whole, *_given_transfers(context, facts, together.transfers), together.shares])
 
 
-_BASE = ("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase", "event", "is_first")
+_BASE = (
+    *("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase", "event", "is_first"),
+    *("paths", "steps"),
+)
 
 
 class _Given(NamedTuple):
@@ -160,7 +166,8 @@ def _divided(parts: pl.DataFrame, cause: Ints, shares: Iterable[Share]) -> list[
     first = CAUSE.categories.cast(CAUSE).gather(cause)
     rows.insert(0, base.with_columns(cause=first, cost_ns=pl.Series(left)).filter(pl.col("cost_ns") > 0))
     assert sum(int(row["cost_ns"].sum()) for row in rows) == int(duration.sum())
-    return rows
+    cost = pl.col("cost_ns") / pl.col("paths") / pl.col("steps")
+    return [row.with_columns(cost=cost).drop("paths", "steps") for row in rows]
 
 
 def _are(cause: Ints, names: Sequence[str]) -> Flags:

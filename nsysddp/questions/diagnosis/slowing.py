@@ -112,10 +112,7 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).select("rank", "duration_ns", "beside_ns", "same")
-    share = pl.col("beside_ns") / pl.col("duration_ns")
-    groups = kernels.group_by("rank", "same").agg(
-        pl.col("beside_ns").cast(pl.Int64).sum(), count=pl.len(), off=pl.len() * share.var(ddof=0)
-    )
+    groups = pl.concat(map(_sums, kernels.iter_slices(_AT_A_TIME))).group_by("rank", "same").sum()
     beside = groups.select("rank", "same", "beside_ns")
     kernels = kernels.filter(pl.col("same").is_in(_comparable(groups).implode()))
     found = pl.concat(map(compared, _together(kernels)))
@@ -134,12 +131,22 @@ def losses(context: Context) -> dict[int, Loss]:
     return made
 
 
+def _sums(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Sums of some executions per rank and ``same``: how many, time beside, and its shares and their squares."""
+    beside = pl.col("beside_ns").cast(pl.Int64)
+    share = beside / pl.col("duration_ns")
+    return kernels.group_by("rank", "same").agg(
+        beside.sum(), count=pl.len().cast(pl.Int64), share=share.sum(), square=(share**2).sum()
+    )
+
+
 def _comparable(groups: pl.DataFrame) -> pl.Series:
     """What ``compared`` can tell something of: enough executions, with shares that differ."""
     least = 0.99 * LEAST_SPREAD  # sums are rounded in other places there
+    off = pl.col("square") - pl.col("share") ** 2 / pl.col("count")
     return (
         groups.group_by("same")
-        .agg(pl.col("count").sum(), pl.col("off").sum())
+        .agg(pl.col("count").sum(), off=off.sum())
         .filter(pl.col("count") >= 2 * MIN_SAMPLES, pl.col("off") >= least**2 * pl.col("count"))["same"]
     )
 
