@@ -99,11 +99,12 @@ def evidence_of(parts: pl.DataFrame) -> pl.DataFrame:
         parts.filter(pl.col("cause").is_in(list(BY_CODE)))
         .group_by(by)
         .agg(
+            pl.col("pieces").sum(),
             cost_ns=pl.col("cost").sum().round().cast(pl.Int64),
-            pieces=pl.col("is_first").sum().cast(pl.Int64),
             rank=pl.when(ranks.n_unique() == 1).then(ranks.first()),
         )
         .filter(pl.col("cost_ns") > 0)
+        .select(*by, "cost_ns", "pieces", "rank")
         .with_columns(pl.col(by).cast(pl.String))  # of millions of rows they are numbers
         .sort("cause", "cost_ns", *by[1:], "rank", descending=[False, True, *[False] * 5], nulls_last=True)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -96,38 +96,31 @@ class _Run:
 
 
 def given_to_causes(context: Context, facts: Facts, paths: Result) -> pl.DataFrame:
-    """One row per part of a piece and cause: path, step, cause, kind, rank, phase, name, cost_ns, cost.
+    """What parts of paths cost by their cause: of all like parts of a path together, of transfers each by itself.
 
-    ``cost`` is what it adds to the mean over the paths of a step, and over the steps.
+    Returns:
+        ``path``, ``step``, ``step_index``, ``kind``, ``rank``, ``phase``, ``name``, ``host_phase``, ``event`` (of
+        transfers), ``cause``, ``cost_ns``, ``pieces`` that begin with one of them, and ``cost``: what they add to the
+        mean over the paths of a step, and over the steps.
     """
     run, chosen = _Run.of(context, facts, paths), steady_paths(paths)
 
-    def given(some: pl.DataFrame) -> _Given:
+    def given(some: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         cut = cut_at_causes(facts.own, context.graph, pieces_of(some, chosen))
         return _given(context, facts, run, cut)
 
     pieces = paths["critical_path"]
     every = in_parallel(some_at_a_time(pieces), given, events=pieces.height)
-    together = _Given(*(pl.concat(frames) for frames in zip(*every, strict=True)))
+    likes, transfers = (pl.concat(frames) for frames in zip(*every, strict=True))
     # Transfers are few, and what is known of them is of all events: they are given to causes at once.
-    return pl.concat([together.whole, *_given_transfers(context, facts, together.transfers), together.shares])
+    return _weighted(pl.concat([likes, *_given_transfers(context, facts, transfers)], how="diagonal"))
 
 
-_BASE = (
-    *("path", "step", "step_index", "kind", "rank", "phase", "name", "host_phase", "event", "is_first"),
-    *("paths", "steps"),
-)
+_LIKE = ("path", "step", "step_index", "paths", "steps", "kind", "rank", "phase", "name", "host_phase")
 
 
-class _Given(NamedTuple):
-    """Of some paths what is given to causes (but transfers), what others take of it, and the parts of transfers."""
-
-    whole: pl.DataFrame
-    shares: pl.DataFrame
-    transfers: pl.DataFrame
-
-
-def _given(context: Context, facts: Facts, run: _Run, cut: pl.DataFrame) -> _Given:
+def _given(context: Context, facts: Facts, run: _Run, cut: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Of some paths what is given to causes, like parts together, and the parts of transfers."""
     launching = are_of_kind(cut, "gap") & (cut["via"] == "launch").fill_null(False).to_numpy()
     host = are_of_kind(cut, *HOST_KINDS) | launching
     blocking = blocking_calls(context.graph, cut, host)
@@ -136,14 +129,15 @@ def _given(context: Context, facts: Facts, run: _Run, cut: pl.DataFrame) -> _Giv
     rules = _rules(context, facts, run, every, host, blocking >= 0)
     cause = np.select(
         [holds for _, holds in rules], [_NUMBER[name] for name, _ in rules], default=_NUMBER[UNRESOLVED]
-    )[~transfer]
+    )
     parts = every.filter(~transfer)
     shares = [
         Share("other_process", lengthened_by_others(run.busy, run.longer, parts), (COMPUTATION,)),
         Share("contention", _contention(context, facts, parts), (COMPUTATION,)),
     ]
-    left, *taken = _divided(parts, cause, shares)
-    return _Given(left, pl.concat(taken), every.filter(transfer).select(*_BASE, "start_ns", "end_ns"))
+    divided = pl.concat(_divided(parts, cause[~transfer], shares))
+    likes = divided.group_by(*_LIKE, "cause", maintain_order=True).agg(pl.col("cost_ns", "pieces").sum())
+    return likes, every.filter(transfer).select(*_LIKE, "event", "is_first", "start_ns", "end_ns")
 
 
 def _given_transfers(context: Context, facts: Facts, parts: pl.DataFrame) -> list[pl.DataFrame]:
@@ -159,15 +153,20 @@ def _given_transfers(context: Context, facts: Facts, parts: pl.DataFrame) -> lis
 
 def _divided(parts: pl.DataFrame, cause: Ints, shares: Iterable[Share]) -> list[pl.DataFrame]:
     """Of parts with a cause what is left to it, and what each other takes of it, as far as there is any left."""
-    base = parts.select(_BASE)
+    base = parts.select(*_LIKE, "event", pieces=pl.col("is_first").cast(pl.Int64))
     duration = (parts["end_ns"] - parts["start_ns"]).to_numpy()
     left = duration.copy()
     rows = [_taken_from(base, left, _are(cause, share.of), share) for share in shares]
     first = CAUSE.categories.cast(CAUSE).gather(cause)
     rows.insert(0, base.with_columns(cause=first, cost_ns=pl.Series(left)).filter(pl.col("cost_ns") > 0))
     assert sum(int(row["cost_ns"].sum()) for row in rows) == int(duration.sum())
+    return rows
+
+
+def _weighted(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts with what each adds to the mean over the paths of a step, and over the steps."""
     cost = pl.col("cost_ns") / pl.col("paths") / pl.col("steps")
-    return [row.with_columns(cost=cost).drop("paths", "steps") for row in rows]
+    return parts.with_columns(cost=cost).drop("paths", "steps")
 
 
 def _are(cause: Ints, names: Sequence[str]) -> Flags:
@@ -182,7 +181,10 @@ def _taken_from(base: pl.DataFrame, left: Ints, allowed: Flags, share: Share) ->
     real = np.flatnonzero(taken > 0)
     rank = pl.col("rank") if share.rank is None else pl.lit(share.rank, pl.Int32)
     return base[real].with_columns(
-        rank=rank, is_first=pl.lit(False), cause=pl.lit(share.cause, CAUSE), cost_ns=pl.Series(taken[real])
+        rank=rank,
+        pieces=pl.lit(0, pl.Int64),
+        cause=pl.lit(share.cause, CAUSE),
+        cost_ns=pl.Series(taken[real]),
     )
 
 
