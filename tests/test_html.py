@@ -257,6 +257,27 @@ def test_fewer_events_are_kept_where_bytes_run_out(answered: tuple[Result, Conte
     assert 0 < less["events"] < whole["events"]
 
 
+def test_a_page_draws_no_picture_and_takes_no_more_pieces_of_the_path_than_it_shows(
+    answered: tuple[Result, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, context = answered
+    path = critical_path(result.trace)["critical_path"]
+    every, _ = timeline_of(context, path)
+
+    def drawn(*_: object) -> None:
+        raise AssertionError("numbers and bars are for a picture")
+
+    for name in ("_numbers", "_in_columns", "_notes"):
+        monkeypatch.setattr(f"nsysddp.render.lanes.{name}", drawn)
+    pieces = sum(row["length"][1] for row in every["path"]["rows"])
+    monkeypatch.setattr("nsysddp.render.html.packed.MOST_PATH_PIECES", pieces - 1)
+    few, _ = timeline_of(context, path)
+    shown = sum(row["length"][1] for row in few["path"]["rows"])
+    assert 0 < shown < pieces
+    assert shown + few["path"]["left_out"] == pieces
+    assert few["ranks"] == every["ranks"]
+
+
 def test_bars_add_up_to_their_windows(answered: tuple[Result, Context]) -> None:
     result, _ = answered
     for bar in per_rank.bars(result):

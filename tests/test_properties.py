@@ -52,6 +52,13 @@ def test_algebra_is_that_of_sets_of_instants(one: list, two: list) -> None:
     assert a != "no interval"
 
 
+def test_a_set_that_lies_inside_the_bounds_is_not_copied() -> None:
+    a = made([(1, 3), (5, 9)])
+    for low, high in ((1, 9), (-4, 20)):
+        assert np.shares_memory(a.clip(low, high).start, a.start)
+        assert np.shares_memory(a.clip(low, high).end, a.end)
+
+
 @given(SPANS, st.integers(-25, 25), st.integers(-25, 25))
 def test_bounds(one: list, low: int, high: int) -> None:
     a = made(one)

@@ -194,8 +194,17 @@ class Intervals:
         return shared
 
     def clip(self, start: int, end: int) -> Intervals:
-        """The part inside ``[start, end)``."""
-        return self & Intervals.span(start, end)
+        """The part inside ``[start, end)``; the set itself where that is all of it."""
+        first = int(np.searchsorted(self.end, start, side="right"))
+        last = int(np.searchsorted(self.start, end, side="left"))
+        if last <= first or end <= start:
+            return Intervals.empty()
+        opens, closes = self.start[first:last], self.end[first:last]
+        if opens[0] < start:
+            opens = np.append(np.int64(start), opens[1:])
+        if closes[-1] > end:
+            closes = np.append(closes[:-1], np.int64(end))
+        return Intervals(opens, closes)
 
 
 def _running_sum(values: Times) -> Times:

@@ -14,6 +14,7 @@ import polars as pl
 
 from nsysddp.model.errors import UsageError
 from nsysddp.model.intervals import Intervals
+from nsysddp.model.schema import CLASSES
 from nsysddp.model.units import ms
 from nsysddp.questions.steps import step_windows
 from nsysddp.render.detail import MOST_INFLATION, View, claimed_ns, clusters, duration, ranges_of
@@ -101,8 +102,8 @@ class Row:
     place: tuple[str, ...]
     lanes: tuple[Lane, ...]
     phases: tuple[Phase, ...]
-    numbers: tuple[tuple[float, str], ...]
-    windows: tuple[Window, ...]
+    numbers: tuple[tuple[float, str], ...] = ()
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,24 +155,17 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
             of_rank[window.rank].append(window)
     numbers = _numbers(context, drawn, view) if full else {}
     every = _every(max(map(len, of_rank.values())), view)
-    kinds = _kinds(context, drawn, view)
-    rows = []
-    for rank in drawn:
-        sets = _Sets(context, rank)
-        facts = trace.ranks.row(by_predicate=pl.col("rank") == rank, named=True)
-        rows.append(
-            Row(
-                rank=rank,
-                host=facts["host"],
-                place=_place(facts),
-                lanes=_full_lanes(sets, kinds, _strips(context, sets, rank))
-                if full
-                else _compact_lanes(sets, len(drawn)),
-                phases=_phases(context, rank) if full else (),
-                numbers=numbers.get(rank, ()),
-                windows=tuple(window for window in of_rank[rank] if not window.step % every),
-            )
+    rows = (
+        rows_in_full(context, drawn) if full else [_row_in_short(context, rank, len(drawn)) for rank in drawn]
+    )
+    rows = [
+        replace(
+            row,
+            numbers=numbers.get(row.rank, ()),
+            windows=tuple(window for window in of_rank[row.rank] if not window.step % every),
         )
+        for row in rows
+    ]
     several = len(trace.inputs) > 1
     scene = Scene(
         view=view,
@@ -185,6 +179,26 @@ def scene_of(context: Context, width_in: float, ranks: Sequence[int] | None = No
         axis=f"time since {'the earliest ' if several else ''}session start, ms",
     )
     return replace(scene, notes=tuple(_notes(scene, context, shown)))
+
+
+def rows_in_full(context: Context, ranks: Sequence[int]) -> list[Row]:
+    """Every lane of some ranks, the same for all, and what their processes did; no numbers and no steps."""
+    kinds = _kinds(context, _view(context, list(ranks), 1.0), ranks)
+    rows = []
+    for rank in ranks:
+        sets = _Sets(context, rank)
+        lanes = _full_lanes(sets, kinds, _strips(context, sets, rank))
+        rows.append(_row(context, rank, lanes, _phases(context, rank)))
+    return rows
+
+
+def _row_in_short(context: Context, rank: int, count: int) -> Row:
+    return _row(context, rank, _compact_lanes(_Sets(context, rank), count))
+
+
+def _row(context: Context, rank: int, lanes: tuple[Lane, ...], phases: tuple[Phase, ...] = ()) -> Row:
+    facts = context.trace.ranks.row(by_predicate=pl.col("rank") == rank, named=True)
+    return Row(rank, facts["host"], _place(facts), lanes, phases)
 
 
 # --- which ranks, which time ---------------------------------------------------------------------------------
@@ -242,7 +256,7 @@ class _Sets:
     def __init__(self, context: Context, rank: int) -> None:
         trace = context.trace
         split = context.splits[rank]
-        busy = trace.union(rank, ["compute", "spin"])
+        self.busy = trace.union(rank, ["compute", "spin"])
         self.compute = trace.union(rank, ["compute"])
         self.spin = trace.union(rank, ["spin"])
         communication = trace.union(rank, ["communication"])
@@ -252,16 +266,19 @@ class _Sets:
         mine = [window for window in context.windows.windows if window.rank == rank]
         known = [window for window in mine if not self.graph.length_within(window.start, window.end)]
         # Under a graph of unknown content nobody knows what was exposed.
-        exposed = communication - busy
+        exposed = communication - self.busy
         self.all_known = len(known) == len(mine) if mine else not len(self.graph)
         self.exposed = exposed if self.all_known else exposed & _hull(known)
-        self.idle = _hull(mine) - (busy | communication | self.memory | self.graph)
-        # One strip for all but communication: what is nearer to computing hides what is not.
-        self.work = (
+        self.idle = _hull(mine) - trace.union(rank, CLASSES)
+
+    @property
+    def work(self) -> tuple[tuple[str, Intervals], ...]:
+        """One strip for all but communication: what is nearer to computing hides what is not."""
+        return (
             ("compute", self.compute),
             ("spin", self.spin - self.compute),
-            ("memory", self.memory - busy),
-            ("graph", self.graph - (busy | self.memory)),
+            ("memory", self.memory - self.busy),
+            ("graph", self.graph - (self.busy | self.memory)),
         )
 
 
@@ -269,7 +286,7 @@ def _hull(some: Sequence[Window]) -> Intervals:
     return Intervals.union_of([window.start for window in some], [window.end for window in some])
 
 
-def _kinds(context: Context, ranks: list[int], view: View) -> frozenset[str]:
+def _kinds(context: Context, view: View, ranks: Sequence[int]) -> frozenset[str]:
     """Classes that any of the ranks has in view: lanes are the same for all."""
     return frozenset(
         name

@@ -23,7 +23,7 @@ import polars as pl
 from nsysddp.model.intervals import Intervals
 from nsysddp.model.names import visible
 from nsysddp.questions.steps import step_windows
-from nsysddp.render.lanes import MOST_RANKS_IN_FULL, Row, scene_of, with_work
+from nsysddp.render.lanes import MOST_RANKS_IN_FULL, Row, rows_in_full, with_work
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -53,8 +53,6 @@ _MOST_HELD = 1_024
 
 _TELLING = frozenset({"communication", "exposed"})
 """Lanes that a reader zooms into for their edges: two thirds of the pieces are theirs."""
-
-_WIDTH_IN = 10.0
 
 
 @dataclass
@@ -157,11 +155,12 @@ def resolution(sets: Sequence[Intervals], most: int) -> tuple[int, int]:
     exact = int(sizes[fits].max(initial=0))
     large = [spans for spans in sets if len(spans) > exact]
     room = most - int(sizes[sizes <= exact].sum()) - len(large)
-    gaps = np.concatenate([spans.start[1:] - spans.end[:-1] for spans in large])
-    apart = 1
-    while np.count_nonzero(gaps >= apart) > max(room, 0):
-        apart *= 2
-    return exact, apart
+    # Gaps by their number of bits, which is the exponent; members do not touch, so none is 0.
+    bits = np.zeros(65, dtype=np.int64)
+    for spans in large:
+        bits += np.bincount(np.frexp(spans.start[1:] - spans.end[:-1])[1], minlength=bits.size)
+    longer = np.cumsum(bits[::-1])[::-1]  # with at least so many bits, so of 2 ** (bits - 1) and more
+    return exact, 1 << max(int(np.argmax(longer <= max(room, 0))) - 1, 0)
 
 
 def brief(length_ns: Ints, always: NDArray[np.bool_], most: int) -> int:
@@ -211,9 +210,8 @@ def _packed(
     context: Context, rows: Sequence[Row], path: pl.DataFrame | None, most_events: int, most_pieces: int
 ) -> tuple[dict[str, Any], Columns]:
     start, end = _extent(context, [row.rank for row in rows])
-    events = _events(context, [row.rank for row in rows], start, end)
-    kept, brief_ns, names = _kept(context, events, most_events)
-    shown = events.filter(kept)
+    shown, brief_ns, events = _events(context, [row.rank for row in rows], start, end, most_events)
+    names = _names(context, shown)
     columns = Columns(int(np.min(shown["start_ns"].to_numpy(), initial=start)))
     merge = {
         telling: resolution(
@@ -269,7 +267,7 @@ def _packed(
         "resolution_ns": max(apart_ns for _, apart_ns in merge.values()),
         "brief_ns": brief_ns,
         "events": shown.height,
-        "left_out": events.height - shown.height,
+        "left_out": events - shown.height,
         "ranks_left_out": len(with_work(context, context.trace.rank_numbers)) - len(rows),
         "names": [visible(name) for name in names["text"]],
         "steps": {
@@ -298,7 +296,7 @@ def _rows(context: Context, first: Sequence[int]) -> list[Row]:
     ranks = few_of(with_work(context, context.trace.rank_numbers), first, _MOST_HELD)
     rows: list[Row] = []
     for begin in range(0, len(ranks), MOST_RANKS_IN_FULL):
-        rows += scene_of(context, _WIDTH_IN, ranks[begin : begin + MOST_RANKS_IN_FULL]).rows
+        rows += rows_in_full(context, ranks[begin : begin + MOST_RANKS_IN_FULL])
     return rows
 
 
@@ -312,39 +310,47 @@ def _extent(context: Context, ranks: Sequence[int]) -> tuple[int, int]:
     return start, max(end, start + 1)
 
 
-def _events(context: Context, ranks: Sequence[int], start: int, end: int) -> pl.DataFrame:
-    """The events that touch the part shown; ``wait`` is one more than the wait of communication, 0 where unknown."""
+def _events(
+    context: Context, ranks: Sequence[int], start: int, end: int, most: int
+) -> tuple[pl.DataFrame, int, int]:
+    """The events that touch the part shown and have a box of their own.
+
+    Communication is kept whatever its length, unless it alone is more than half of what a page holds.
+
+    Returns:
+        The events, of which ``wait`` is one more than the wait of communication, 0 where unknown; the length from which
+        on others have a box; and how many events there are.
+    """
+    events = context.trace.events
+    touches = pl.col("rank").is_in(list(ranks)) & (pl.col("end_ns") >= start) & (pl.col("start_ns") < end)
+    there = events.select(touches).to_series().to_numpy()
+    communication = there & (events["class"] == "communication").to_numpy()
+    if np.count_nonzero(communication) > most // 2:
+        communication = np.zeros_like(communication)
+    length = np.where(there, _length(events), -1)
+    least = brief(length[there], communication[there], most)
+    rows = np.flatnonzero((length >= least) | communication)
     waits = context.timed.filter(pl.col("transfer_start_ns").is_not_null()).select(
         pl.col("event").cast(pl.UInt32), wait=pl.col("transfer_start_ns") - pl.col("start_ns") + 1
     )
-    return (
-        context.trace.events.select("rank", "class", "start_ns", "end_ns", "name", "context", "stream")
-        .with_row_index("event")
-        .filter(pl.col("rank").is_in(list(ranks)), pl.col("end_ns") >= start, pl.col("start_ns") < end)
+    shown = (
+        events.select("rank", "class", "start_ns", "end_ns", "name", "context", "stream")[rows]
+        .with_columns(event=pl.Series(rows, dtype=pl.UInt32))
         .join(waits, on="event", how="left", maintain_order="left")
         .with_columns(pl.col("wait").fill_null(0))
     )
+    return shown, least, int(np.count_nonzero(there))
 
 
-def _kept(context: Context, events: pl.DataFrame, most: int) -> tuple[pl.Series, int, pl.DataFrame]:
-    """Which events have a box of their own, from which length on, and their names, the most frequent first.
-
-    Communication is kept whatever its length, unless it alone is more than half of what a page holds.
-    """
-    length = _length(events)
-    communication = (events["class"] == "communication").to_numpy()
-    if np.count_nonzero(communication) > most // 2:
-        communication = np.zeros_like(communication)
-    least = brief(length, communication, most)
-    kept = pl.Series((length >= least) | communication, dtype=pl.Boolean)
-    names = (
-        events.filter(kept)["name"]
+def _names(context: Context, events: pl.DataFrame) -> pl.DataFrame:
+    """The names of events, the most frequent first."""
+    return (
+        events["name"]
         .value_counts(name="uses")
         .with_columns(text=pl.col("name").replace_strict(dict(enumerate(context.trace.names["text"]))))
         .sort("uses", "text", "name", descending=[True, False, False])
         .with_row_index("place")
     )
-    return kept, least, names
 
 
 def _boxes(columns: Columns, lane: str, mine: pl.DataFrame, names: pl.DataFrame) -> dict[str, Any]:
@@ -391,23 +397,18 @@ def _path(columns: Columns, path: pl.DataFrame, start: int, end: int) -> dict[st
         .sort("step_index", "path_rank")
         .with_columns(subrow=pl.int_range(pl.len()).over("step_index"))
     )
-    pieces = (
-        path.select(
-            "step_index",
-            "path_rank",
-            pl.col("start_ns").clip(start, end),
-            pl.col("end_ns").clip(start, end),
-            "kind",
-            pl.col("name").fill_null(""),
-            pl.col("rank").fill_null(-1) + 1,
-        )
-        .filter(pl.col("end_ns") > pl.col("start_ns"))
+    inside = path.select(pl.col("start_ns", "end_ns").clip(start, end))
+    length = _length(inside)
+    real = length > 0
+    least = brief(length[real], np.zeros(np.count_nonzero(real), dtype=bool), MOST_PATH_PIECES)
+    rows = np.flatnonzero(real & (length >= least))
+    shown = (
+        path.select("step_index", "path_rank", "kind", "name", "rank")[rows]
+        .hstack(inside[rows])
+        .with_columns(pl.col("name").fill_null(""), pl.col("rank").fill_null(-1) + 1)
         .join(ties, on=["step_index", "path_rank"], how="left", nulls_equal=True)
         .sort("subrow", "start_ns", "end_ns")
     )
-    length = _length(pieces)
-    least = brief(length, np.zeros(length.size, dtype=bool), MOST_PATH_PIECES)
-    shown = pieces.filter(pl.Series(length >= least, dtype=pl.Boolean))
     names = shown["name"].value_counts(name="uses")
     names = names.sort("uses", pl.col("name").cast(pl.String), descending=[True, False])
     kinds = sorted(shown["kind"].unique().to_list())
@@ -428,7 +429,7 @@ def _path(columns: Columns, path: pl.DataFrame, start: int, end: int) -> dict[st
     return {
         "kinds": kinds,
         "names": [visible(name) for name in names["name"]],
-        "left_out": pieces.height - shown.height,
+        "left_out": int(np.count_nonzero(real)) - shown.height,
         "rows": described,
     }
 
