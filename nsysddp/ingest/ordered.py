@@ -21,8 +21,8 @@ class Ordered:
     """GPU events of one report in the order (lane, start, end, stream, name, correlation, bytes).
 
     Attributes:
-        columns: start_ns, end_ns, context, stream, correlation, name (row of ``names``), graph_node (bool) and bytes
-            (-1 where there are none), each of shape (events,).
+        columns: start_ns, end_ns, context, stream, name (row of ``names``), graph_node (bool), bytes (-1 where there
+            are none) and, while calls are looked for, correlation; each of shape (events,).
         lanes: (process code, device) of each lane.
         ends: one past the last row of each lane.
         spans: first start and last end of each lane, in ns.

@@ -217,6 +217,8 @@ def read_part(report: Report, wanted: Wanted, progress: Progress | None = None) 
         _read_ranges(report, part, processes, wanted, last, notes, progress)
     if RUNTIME in report.tables:
         _read_launches(report, part, processes, wanted, notes, progress)
+    if not wanted.launches and not wanted.host_calls:
+        del part.events.columns["correlation"]  # nothing else asks for the calls of all events
     if wanted.shapes:
         part.shapes = read_shapes(report, kernels, total)[rows]
     if wanted.host_calls:

@@ -238,12 +238,18 @@ class Events:
                     name: shared(self.columns[name])
                     for name in ("start_ns", "end_ns", "name", "context", "stream")
                 },
-                "correlation": shared(self.columns["correlation"]),
+                "correlation": self._correlation(),
                 "in_graph": self.columns["graph_node"],
                 "bytes": shared(self.columns["bytes"], null=NONE),
             }
         )
         return schema.EVENTS.check(events)
+
+    def _correlation(self) -> pl.Series:
+        """Ids of launch calls; unknown where calls were not read."""
+        if "correlation" in self.columns:
+            return shared(self.columns["correlation"])
+        return pl.repeat(None, self.rank.size, dtype=pl.Int64, eager=True)
 
     def shapes(self) -> pl.DataFrame:
         """Grid and block row by row with the events."""

@@ -143,7 +143,11 @@ EVENTS = declare(
         ("name", pl.Int32(), "row of the names frame"),
         ("context", pl.Int32(), "CUDA context inside the process"),
         ("stream", pl.Int32(), "CUDA stream inside the process"),
-        ("correlation", INT, "id of its launch call inside the process; -1 if none"),
+        (
+            "correlation",
+            INT,
+            "id of its launch call inside the process; -1 if none; null where calls were not read",
+        ),
         ("in_graph", FLAG, "a node of a CUDA graph: its stream and launch say nothing about order"),
         ("bytes", INT, "bytes of a copy or memset; null otherwise"),
     ],

@@ -144,12 +144,10 @@ def own_lines(
     trace: Trace, attribution: Attribution, splits: Mapping[int, Split], only: Sequence[int]
 ) -> list[Measured]:
     """The own line of every rank in some steps, of which exposed communication is no part; as of ``own_lateness``."""
-    exposed = {
-        rank: (split.transfer | split.wait | split.unsplit) - trace.fresh_union(rank, OWN)
-        for rank, split in splits.items()
-    }
+    # In the gaps of a line nothing of its own runs: all communication there is exposed.
+    talking = {rank: split.transfer | split.wait | split.unsplit for rank, split in splits.items()}
     spinning = {rank: split.wait for rank, split in splits.items()}
-    lines = _Lines(trace, attribution, exposed, spinning, {}, only)
+    lines = _Lines(trace, attribution, talking, spinning, {}, only)
     return trace.each_rank(lambda rank: lines.measured(lines.of(rank)))
 
 
@@ -206,9 +204,8 @@ class _Lines:
         step, name = self.attribution.step, self._columns[2]
         size = self.attribution.steps.height + 1  # -1 is a step too
         first, _ = self.trace.rows_of(rank)
-        rows, ahead = _ordered(self.trace, rank)[::3]
-        line = Line(rank, (first + rows).astype(np.int32), ahead)
-        del rows, ahead
+        rows = _own_rows(self.trace, rank)
+        line = Line(rank, rows + np.int32(first), _ahead(self.trace, rank, rows))
         steps = step[line.event]
         if (steps[1:] < steps[:-1]).any():
             line = line[np.argsort(steps, kind="stable")]  # nearly in order, which a stable sort makes use of
@@ -221,17 +218,18 @@ class _Lines:
         """An own line by its parts."""
         line, step, name = own.line, self.attribution.step, self._columns[2]
         event = line.event
-        pieces = [
-            [_small(values) for values in vars(self._parts(line[first : first + _AT_A_TIME])).values()]
-            for first in range(0, event.size, _AT_A_TIME)
-        ] or [[np.empty(0, dtype=np.int32)] * 3]
-        gap, run, spun = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        gap, run, spun = (_Small(event.size) for _ in range(3))
+        for first in range(0, event.size, _AT_A_TIME):
+            here = slice(first, first + _AT_A_TIME)
+            parts = self._parts(line[here])
+            for kept, values in ((gap, parts.gap), (run, parts.run), (spun, parts.spun)):
+                kept.put(here, values)
         return Measured(
             line.rank,
             own.names,
             own.counts,
             lambda first, last: (step[event[first:last]], name[event[first:last]]),
-            lambda rows: Parts(gap[rows], run[rows], spun[rows]),
+            lambda rows: Parts(*(kept.values[rows] for kept in (gap, run, spun))),
         )
 
     def _parts(self, line: Line) -> Parts:
@@ -259,27 +257,43 @@ def _length_within(some: Intervals, start: Ints, end: Ints) -> Ints:
     return some.length_within_each(start, end)
 
 
-def _small(values: Ints) -> NDArray[Any]:
-    """In half the memory, where no part is longer than two seconds."""
-    return values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values
+class _Small:
+    """Times in ns, shape (size,), in half the memory where none is longer than two seconds."""
+
+    def __init__(self, size: int) -> None:
+        self.values: NDArray[Any] = np.empty(size, dtype=np.int32)
+
+    def put(self, here: slice, values: Ints) -> None:
+        """Write some of them."""
+        if self.values.itemsize < values.itemsize and values.max(initial=0) >= 1 << 31:
+            self.values = self.values.astype(np.int64)
+        self.values[here] = values
 
 
-def _ordered(trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Rows, start and end of the events of a rank's own line, and how far it had got ahead of each.
+def _own_rows(trace: Trace, rank: int) -> Rows:
+    """Rows, among the rank's events, of those of its own line, in order of start and end."""
+    events = trace.events_of(rank)
+    rows = np.flatnonzero(trace.is_class(rank, OWN)).astype(np.int32)
+    start, end = (events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    begun = start[rows]
+    tied = np.flatnonzero(begun[1:] <= begun[:-1])
+    if (begun[tied + 1] < begun[tied]).any() or (end[rows[tied + 1]] < end[rows[tied]]).any():
+        rows = rows[np.lexsort((end[rows], begun))]
+    return rows
+
+
+def _ahead(trace: Trace, rank: int, rows: Rows) -> Ints:
+    """How far the own line had got ahead of each of its events.
 
     It begins with the first call of the rank's process, or without calls with its first event.
     """
     events = trace.events_of(rank)
-    rows = np.flatnonzero(trace.is_class(rank, OWN))
-    start, end = events["start_ns"].to_numpy()[rows], events["end_ns"].to_numpy()[rows]
-    if ((start[1:] < start[:-1]) | (start[1:] == start[:-1]) & (end[1:] < end[:-1])).any():
-        order = np.lexsort((end, start))
-        rows, start, end = rows[order], start[order], end[order]
-    if not rows.size:
-        return rows, start, end, start
-    begin = start[0]
-    begin = min(begin, trace.first_calls.get(trace.process_of_rank[rank], begin))
-    return rows, start, end, np.append(begin, np.maximum.accumulate(end)[:-1])
+    ahead = np.empty(rows.size, dtype=np.int64)
+    if rows.size:
+        begin = int(events["start_ns"][int(rows[0])])
+        ahead[0] = min(begin, trace.first_calls.get(trace.process_of_rank[rank], begin))
+        np.maximum.accumulate(events["end_ns"].to_numpy()[rows[:-1]], out=ahead[1:])
+    return ahead
 
 
 def own_phases(trace: Trace, attribution: Attribution, splits: Mapping[int, Split]) -> pl.DataFrame:
@@ -375,14 +389,15 @@ def waiting_in_gaps(graph: Graph) -> dict[int, Intervals]:
     made, ends = {}, ends_of(graph)
     for rank in trace.rank_numbers:
         first, _ = trace.rows_of(rank)
-        rows, start, _, ahead = _ordered(trace, rank)
+        rows = _own_rows(trace, rank)
+        start, ahead = trace.events_of(rank)["start_ns"].to_numpy()[rows], _ahead(trace, rank, rows)
         real = np.flatnonzero(start > ahead)
         gaps = Gaps(
             rank=np.full(real.size, rank),
             window=np.zeros(real.size, dtype=np.int64),
             start=ahead[real],
             end=start[real],
-            event=first + rows[real],
+            event=first + rows[real].astype(np.int64),
         )
         pieces = pieces_of(graph, gaps, ends)
         node = np.clip(pieces.node, 0, graph.events - 1)
