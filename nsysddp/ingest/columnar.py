@@ -28,7 +28,7 @@ PARQUET, ARROW = ".parquet", ".arrow"
 OF_NSYS = ("CUPTI_ACTIVITY", "TARGET_INFO", "META_DATA", "NVTX", "ANALYSIS")
 """How names of tables begin that tell an export of nsys from anything else."""
 
-_BATCH_ROWS = 1 << 16
+_BATCH_ROWS = 1 << 18
 _ALWAYS_ROWS, _MOST_ROWS_A_BYTE = 1 << 20, 16
 """Rows of events differ, so that many of them take more than a few bits each; small tables may be anything."""
 _BYTES = ("binaryData",)

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,12 +19,14 @@ from nsysddp.ingest.report import RECORDS, RUNTIME, SYNCS, Report
 from nsysddp.ingest.threads import NOBODY, THREAD_MASK, count_threadless, processes_of
 from nsysddp.model import schema
 from nsysddp.model.errors import MissingTable
+from nsysddp.model.trace import in_parallel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsysddp.ingest.columns import Column
 
+T = TypeVar("T")
 
 _API_VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$|_(ptsz|ptds)$")
 
@@ -92,35 +94,46 @@ class LaunchTable:
         self, lanes: Sequence[tuple[int, int, NDArray[Any]]], into: Launches, processes: int
     ) -> None:
         self._lanes, self._into = lanes, into
+        self._events_in_all = sum(correlation.size for _, _, correlation in lanes)
         self._low = np.full(processes, self._UNKNOWN, dtype=np.int64)
         high = np.full(processes, -1, dtype=np.int64)
-        for code, first, correlation in lanes:
-            into.start[first : first + correlation.size] = self._UNKNOWN
-            ids = correlation[self._real(correlation)]
-            if ids.size:
-                self._low[code] = min(self._low[code], ids.min())
-                high[code] = max(high[code], ids.max())
+        self._carried = 0
+        for (code, _, _), (carried, least, most) in zip(lanes, self._each_lane(self._span), strict=True):
+            self._carried += carried
+            self._low[code], high[code] = min(self._low[code], least), max(high[code], most)
         self._size = np.maximum(high - self._low + 1, 0)
         whole = -(-self._size // 8) * 8  # a byte belongs to one process
         self._first = np.cumsum(whole) - whole
-        carried = sum(correlation.size for _, _, correlation in lanes)
         self._keys: NDArray[np.int64] | None = None
-        if int(whole.sum()) > self._DENSE * carried + 1_000_000:
+        if int(whole.sum()) > self._DENSE * self._events_in_all + 1_000_000:
             self._keys = np.unique(np.concatenate([self._events(*lane)[0] for lane in lanes]))
             slots = self._keys.size
         else:
             self._lower = _lower_bits()
             bits_in = (self._lower.reshape(256, 8).max(axis=1) + 1).astype(np.int8)
-            of_process = [self._bits_of(code, int(size)) for code, size in enumerate(whole)]
+            of_process = in_parallel(
+                enumerate(whole.tolist()), lambda of: self._bits_of(*of), events=self._events_in_all
+            )
             self._bits = np.concatenate(of_process)
             count = np.concatenate([bits_in[bits] for bits in of_process])
             self._base = np.cumsum(count, dtype=np.int32)
             slots = int(self._base[-1]) if self._base.size else 0
             self._base -= count
         self._row = np.empty(slots, dtype=np.int32)
-        for lane in lanes:
-            position, rows = self._events(*lane)
-            self._row[self._slots(position)] = rows
+        self._each_lane(self._enter_rows)
+
+    def _each_lane(self, work: Callable[[int, int, NDArray[Any]], T]) -> list[T]:
+        return in_parallel(self._lanes, lambda lane: work(*lane), events=self._events_in_all)
+
+    def _span(self, _: int, first: int, correlation: NDArray[Any]) -> tuple[int, int, int]:
+        """How many events of a lane carry an id, and the least and the largest; marks that no call is known yet."""
+        self._into.start[first : first + correlation.size] = self._UNKNOWN
+        ids = correlation[self._real(correlation)]
+        return (ids.size, int(ids.min()), int(ids.max())) if ids.size else (0, self._UNKNOWN, -1)
+
+    def _enter_rows(self, code: int, first: int, correlation: NDArray[Any]) -> None:
+        position, rows = self._events(code, first, correlation)
+        self._row[self._slots(position)] = rows
 
     @staticmethod
     def _real(correlation: NDArray[Any]) -> NDArray[np.bool_]:
@@ -188,19 +201,19 @@ class LaunchTable:
     def finish(self) -> None:
         """All calls are entered: give them to every event that carries their id."""
         into = self._into
-        carried = [self._events(*lane) for lane in self._lanes]
-        if (
-            sum(rows.size for _, rows in carried) > self._row.size
-        ):  # nodes of a graph carry the id of its launch
-            for position, rows in carried:
+        if self._carried > self._row.size:  # nodes of a graph carry the id of its launch
+            for lane in self._lanes:
+                position, rows = self._events(*lane)
                 entered = self._row[self._slots(position)]
                 for column in (into.start, into.end, into.thread):
                     column[rows] = column[entered]
-        for _, first, correlation in self._lanes:
-            here = slice(first, first + correlation.size)
-            known = into.known[here] = into.start[here] != self._UNKNOWN
-            if not known.all():
-                into.start[here][~known] = into.end[here][~known] = 0
+        self._each_lane(self._settle)
+
+    def _settle(self, _: int, first: int, correlation: NDArray[Any]) -> None:
+        into, here = self._into, slice(first, first + correlation.size)
+        known = into.known[here] = into.start[here] != self._UNKNOWN
+        if not known.all():
+            into.start[here][~known] = into.end[here][~known] = 0
 
 
 def read_launches(

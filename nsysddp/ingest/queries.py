@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,12 +125,12 @@ class Query:
                 distinct=[names[table] for table in self.distinct],
             )
 
-    def on_batch(self, table: str, batch: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
-        """Its answer for some rows of its table, of which ``batch`` has the columns that are there, and ``rowid``."""
+    def over(
+        self, table: str, batches: Iterable[pl.DataFrame], values: Mapping[str, Any]
+    ) -> Iterator[pl.DataFrame]:
+        """Its answers for rows of its table, batch by batch, which have the columns that are there, and ``rowid``."""
         import polars as pl
 
-        missing = (column for column in self.optional.get(table, ()) if column not in batch.columns)
-        rows = batch.with_columns(pl.lit(None).alias(column) for column in missing)
         lists = {
             name: pl.DataFrame({"value": json.loads(text)})
             for name, text in values.items()
@@ -139,8 +139,11 @@ class Query:
         text = re.sub(r"json_each\(:(\w+)\)", r"\1", self.text)
         for name, value in values.items():
             text = text.replace(f":{name}", str(value))
-        with pl.SQLContext({table: rows, **lists}, eager=True) as context:
-            return context.execute(text)
+        for batch in batches:
+            missing = (column for column in self.optional.get(table, ()) if column not in batch.columns)
+            rows = batch.with_columns(pl.lit(None).alias(column) for column in missing)
+            with pl.SQLContext({table: rows, **lists}, eager=True) as context:
+                yield context.execute(text)
 
 
 _FACTS = (

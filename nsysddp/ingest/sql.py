@@ -239,8 +239,7 @@ def _columnar_batches(
     columns = query.present(report, table)
     if columns is not None:
         source, rows = report.aliases.get(table, table), (values["first_row"], values["last_row"])
-        for batch in report.columnar.batches(source, columns, rows):
-            yield query.on_batch(table, batch, values)
+        yield from query.over(table, report.columnar.batches(source, columns, rows), values)
 
 
 def run_named(report: Report, name: str, limit: int | None = None) -> Answer:

@@ -194,10 +194,11 @@ def _measure(sets: _Sets, windows: list[Window]) -> dict[str, NDArray[np.int64]]
     def within(some: Intervals) -> NDArray[np.int64]:
         return some.length_within(start, end)
 
+    edges = np.concatenate([start, end])
+
     def shared(some: Intervals, other: Intervals) -> NDArray[np.int64]:
-        length: NDArray[np.int64] = np.maximum(
-            some.shared_before(other, end) - some.shared_before(other, start), 0
-        )
+        before, until = np.split(some.shared_before(other, edges), 2)
+        length: NDArray[np.int64] = np.maximum(until - before, 0)
         return length
 
     window = end - start
