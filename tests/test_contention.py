@@ -51,6 +51,17 @@ def two_ranks(path: Path, *, alone: int = 6, beside: int = 6, slow: float = 20, 
 # --- what is compared -----------------------------------------------------------------------------------------
 
 
+def test_rows_are_in_one_order_however_many_ranks_are_sorted_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = two_ranks(tmp_path / "a.sqlite", share=0.7)
+    whole = answer(path)["contention"]
+    monkeypatch.setattr("nsysddp.questions.contention._RANKS_AT_A_TIME", 1)
+    assert answer(path)["contention"].equals(whole)
+    assert set(whole["side"]) == {"compute", "communication"}
+    assert whole["rank"].n_unique() == 2
+
+
 def test_ratio_cost_and_net_gain_of_a_known_slowdown(tmp_path: Path) -> None:
     result = answer(two_ranks(tmp_path / "a.sqlite"))
     row = (

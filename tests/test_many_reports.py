@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import mmap
 import random
@@ -84,6 +85,15 @@ def test_one_answer_wherever_and_in_whatever_order_reports_are_read(made: Path, 
         [*files, "--scheduler", "local:2", "--cache", cache],
     ):
         assert analyze(*argv).out == right
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is in memory")
+def test_no_column_of_a_trace_keeps_the_files_of_its_parts_in_memory(made: Path, tmp_path: Path) -> None:
+    trace = load(sorted(made.glob("*.sqlite")), cache=tmp_path, **EVERYTHING)
+    gc.collect()
+    assert trace.shapes is not None
+    assert trace.shapes.height == trace.events.height
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.fixture

@@ -424,8 +424,10 @@ def _operations(trace: Trace) -> pl.DataFrame:
             pl.col("name").cast(pl.String), row=number.cast(pl.Int64)
         )
 
-    asked = pl.concat([rows["correlation"], pl.Series([], dtype=pl.Int64)]).unique().drop_nulls()
-    linked = rows_with(calls["correlation"].is_in(asked.filter(asked >= 0).implode()))
+    # Processes count their calls alike: only those that a row of the same process asks for.
+    pair = pl.col("process").cast(pl.Int64) * (1 << 32) + pl.col("correlation")
+    asked = rows.filter(pl.col("correlation") >= 0).select(pair).to_series().unique().drop_nulls()
+    linked = rows_with(calls.select(pair.is_in(asked.implode())).to_series())
     rows = rows.join(
         linked.sort(
             "start_ns"

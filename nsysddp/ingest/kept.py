@@ -205,9 +205,10 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:
+    """The table; texts are copied, for those that a trace keeps would keep the whole file in memory."""
     made = pl.from_arrow(table)
     assert isinstance(made, pl.DataFrame)
-    return made
+    return made.with_columns(pl.col(pl.String) + "")
 
 
 def _facts(part: Part) -> dict[str, Any]:

@@ -258,7 +258,8 @@ class Events:
             frame = self.parts[lane.report].shapes
             assert frame is not None
             made.append(frame[rows])
-        return schema.SHAPES.check(pl.concat(made))
+        # Of several reports they are copied: slices would keep all that was read of each in memory.
+        return schema.SHAPES.check(pl.concat(made, rechunk=len(self.parts) > 1))
 
     @property
     def _peer_names(self) -> list[int]:

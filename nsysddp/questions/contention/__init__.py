@@ -132,11 +132,8 @@ def contention(context: Context, *, resamples: int = RESAMPLES, seed: int = SEED
         _table(joined(kernels), lambda rows: described(context, rows, work), COMPUTE),
         _table(joined(collectives), lambda rows: of_transfers[rows], COMMUNICATION),
     ]
-    order = ["rank", "side", "beside_ns", "name", "grid", "block", "phase", "after", "bytes"]
     frames = {
-        "contention": CONTENTION.check(
-            pl.concat(tables).sort(order, descending=[False, True, True, *[False] * 6], nulls_last=True)
-        ),
+        "contention": CONTENTION.check(_sorted(pl.concat(tables))),
         "contention_step": _steps(decomposition, joined(costs)),
         "contention_metric": metrics(trace),
     }
@@ -308,6 +305,27 @@ def _table(
         .with_columns(cost_per_step_ns=cost.round().cast(pl.Int64))
         .select(CONTENTION.names)
     )
+
+
+def _sorted(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows by rank, side and time beside it: some ranks at a time, since texts to sort by take much memory."""
+    order = ["rank", "side", "beside_ns", "name", "grid", "block", "phase", "after", "bytes"]
+    descending = [False, True, True, *[False] * 6]
+    ranks = table["rank"].unique().sort().to_list()
+    return pl.concat(
+        [
+            table.filter(pl.col("rank").is_between(some[0], some[-1])).sort(
+                order, descending=descending, nulls_last=True
+            )
+            for some in (
+                ranks[first : first + _RANKS_AT_A_TIME] for first in range(0, len(ranks), _RANKS_AT_A_TIME)
+            )
+        ]
+        or [table]
+    )
+
+
+_RANKS_AT_A_TIME = 64
 
 
 # --- cost and net gain of every window ------------------------------------------------------------------------

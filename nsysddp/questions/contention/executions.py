@@ -69,10 +69,8 @@ def executions(context: Context) -> pl.DataFrame:
 
     parts = trace.each_rank(of_rank)
     # Millions of rows of few groups: a group is described once.
-    groups = described(context, np.concatenate([first for _, first in parts]), work)
-    names = ("name", "grid", "block", "phase", "after")
-    texts = [codes(groups[name]) for name in names]
-    kinds = [dense(combined(*columns)).astype(np.int32) for columns in (texts, texts[:3])]
+    columns = work.columns(context.attribution.phase_range, np.concatenate([first for _, first in parts]))
+    kinds = [dense(combined(*some)).astype(np.int32) for some in (columns, columns[:3])]
     before = np.cumsum([0, *(first.size for _, first in parts)]).tolist()
     return pl.concat(
         (
@@ -113,12 +111,14 @@ class Work:
 
     Attributes:
         name: of every event the row of its name.
+        text: of every name a number that tells its text.
         grid, block: of every event, in numbers.
         ahead: of every event the one ahead of it in its queue.
         phase: of every phase range a number that tells its phase; the last is for events in none.
     """
 
     name: NDArray[np.int32]
+    text: NDArray[Any]
     grid: Coded
     block: Coded
     ahead: NDArray[np.int32]
@@ -131,11 +131,19 @@ class Work:
         assert trace.shapes is not None
         return cls(
             trace.events["name"].to_numpy(),
+            codes(trace.names["text"]),
             Coded.of(trace.shapes["grid"]),
             Coded.of(trace.shapes["block"]),
             ahead_in_queue(trace),
             np.append(codes(context.attribution.phases["phase"]), 0),
         )
+
+    def columns(self, phase_range: NDArray[np.int32], rows: Ints) -> tuple[NDArray[Any], ...]:
+        """Of some events name, grid, block, phase and the name ahead as numbers, the same for the same texts."""
+        ahead = self.ahead[rows]
+        after = np.where(ahead >= 0, self.text[self.name[ahead]], 0)
+        phase = self.phase[phase_range[rows]]
+        return self.text[self.name[rows]], self.grid.of_rows(rows), self.block.of_rows(rows), phase, after
 
     def shape(self, rows: Ints) -> Ints:
         """Of some events the place of name, grid and block among the distinct ones."""

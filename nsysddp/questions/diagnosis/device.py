@@ -157,22 +157,24 @@ def uneven_kernels(context: Context) -> tuple[int, str, int, int] | None:
         a rank's computing.
     """
     trace = context.trace
-    kernels = (
-        pl.concat(trace.each_rank(lambda rank: _by_place(context, rank)))
-        .with_columns(total_of_rank=pl.col("total").sum().over("rank"))
-        .filter(
-            pl.col("steps") >= _FEW_STEPS,
-            pl.col("beside") == 0,
-            pl.col("longest") >= _UNEVEN * pl.col("shortest"),
-        )
-        .with_columns(share=pl.col("total").sum().over("rank") / pl.col("total_of_rank"))
-        .filter(pl.col("share") >= 1 / 3)
-        .sort("total", "rank", "name", "place", descending=[True, False, False, False])
+    kernels = pl.concat(trace.each_rank(lambda rank: _uneven(context, rank))).sort(
+        "total", "rank", "name", "place", descending=[True, False, False, False]
     )
     if kernels.is_empty():
         return None
     first = kernels.row(0, named=True)
     return first["rank"], trace.names["text"][first["name"]], first["shortest"], first["longest"]
+
+
+def _uneven(context: Context, rank: int) -> pl.DataFrame:
+    """The uneven kernels of a rank; none unless they make up a third of its computing."""
+    kernels = _by_place(context, rank)
+    uneven = kernels.filter(
+        pl.col("steps") >= _FEW_STEPS,
+        pl.col("beside") == 0,
+        pl.col("longest") >= _UNEVEN * pl.col("shortest"),
+    )
+    return uneven if 3 * int(uneven["total"].sum()) >= int(kernels["total"].sum()) else uneven.clear()
 
 
 def _by_place(context: Context, rank: int) -> pl.DataFrame:
