@@ -133,7 +133,5 @@ def test_a_gap_of_seconds_is_as_exact_as_any(tmp_path: Path) -> None:
         rank 1 | host "step 0"[0,9000)   s7 g[0,50) h[4000,4050)      s17 c[8000,8010)
     """)
     context = context_of(load(export.write(tmp_path / "a.sqlite")), Selection())
-    lateness = own_time.own_lateness(
-        context.trace, context.attribution, context.splits, {0: [0], 1: [0]}
-    )
+    lateness = own_time.own_lateness(context.trace, context.attribution, context.splits, {0: [0], 1: [0]})
     assert lateness == {0: -3_950_000_000, 1: 3_950_000_000}
