@@ -35,7 +35,9 @@ from nsysddp.questions.buckets import buckets
 from nsysddp.questions.critical_path import critical_path
 from nsysddp.questions.link import fit_link
 from nsysddp.questions.rebucket import captured_layout, layout_for, recorded_buckets
-from nsysddp.questions.whatif import TABLES, WHATIF, Ask, apart, whatif
+from nsysddp.questions.whatif import TABLES, WHATIF, Ask, Model, apart, whatif
+from nsysddp.questions.whatif.even import with_usual_transfers
+from nsysddp.questions.whatif.scenarios import standard
 from nsysddp.questions.whatif.slowing import Kernels
 from nsysddp.questions.whatif.wire import Wire
 
@@ -388,6 +390,28 @@ def test_the_fit_does_not_hang_on_the_order_of_rows() -> None:
     timed = link_of(*[(MIB * (1 + number % 7), 10.1 + number / 3) for number in range(60)])
     fits = {fit_link(timed.sample(fraction=1, shuffle=True, seed=seed)) for seed in range(5)}
     assert len(fits) == 1
+
+
+def test_binding_edges_take_no_memory_while_scenarios_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Model] = []
+
+    def kept(model: Model, ask: Ask) -> list[dict[str, object]]:
+        seen.append(model)
+        return standard(model, ask)
+
+    monkeypatch.setattr("nsysddp.questions.whatif.answer.standard", kept)
+    context = context_of(two_ranks(3.0))
+    whatif(context)
+    graph = seen[0].graph
+    assert not any(column.size for column in (graph.begin, graph.before, graph.edge, graph.ambiguous))
+    assert "graph" not in vars(context)
+    assert graph.lines.start.size
+
+
+def test_transfers_that_are_all_usual_are_not_copied() -> None:
+    model = Model.of(context_of(two_ranks(3.0)), Ask())
+    duration = model.program.duration
+    assert with_usual_transfers(model, duration) is duration
 
 
 def test_without_host_calls_there_is_no_replay() -> None:

@@ -7,7 +7,7 @@ after its own start. The critical path is then a walk along these (``critical_pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,15 @@ class Graph:
     def events(self) -> int:
         """Number of events, which is also the first node that is a call."""
         return self.trace.events.height
+
+    def without_edges(self) -> Graph:
+        """The queues and lines alone, for a replay, which keeps all edges itself: binding ones take much memory."""
+        nobody = np.empty(0, dtype=np.int32)
+        kinds = np.empty(0, dtype=np.uint8)
+        flags = np.empty(0, dtype=np.bool_)
+        return replace(
+            self, begin=np.empty(0, dtype=np.int64), before=nobody, edge=kinds, ambiguous=flags, matched=flags
+        )
 
     def line_of(self, node: NDArray[Any]) -> NDArray[Any]:
         """Position in ``lines`` of nodes that are calls, be it the call or its entry."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from nsysddp.model import pools
 from nsysddp.model.errors import CannotTell
 from nsysddp.model.result import Finding, Result
 from nsysddp.model.units import ms
@@ -44,7 +46,7 @@ def whatif(context: Context, ask: Ask | None = None) -> Result:
     trace = context.trace
     if trace.calls is None or trace.calls.is_empty():
         raise CannotTell("a replay needs the host's calls", do="capture with --trace=cuda,nvtx")
-    model = Model.of(context, ask)
+    model = _small(context, ask)
     rows = [model.row("unchanged", model.unchanged_ns)]
     if ask.standard:
         rows += standard(model, ask)
@@ -62,6 +64,15 @@ def whatif(context: Context, ask: Ask | None = None) -> Result:
         assumptions=_assumptions(model, ask, buckets),
         warnings=_warnings(model, wire),
     )
+
+
+def _small(context: Context, ask: Ask) -> Model:
+    """What predictions start from, without the binding edges: while the scenarios run nobody asks for them."""
+    model = Model.of(context, ask)
+    _ = context.buckets  # the last to follow those edges, made while they are there
+    vars(context).pop("graph", None)
+    pools.hand_back()
+    return replace(model, graph=model.graph.without_edges())
 
 
 def _link_rows(wire: Wire | None) -> list[dict[str, object]]:

@@ -191,6 +191,7 @@ def with_usual_transfers(model: Model, duration: Floats) -> Floats:
     """The durations with transfers at most as long as usual at their place in a step, with what steps differ by.
 
     Another process on the GPU stretches what it finds there: of transfers too, some, in some steps.
+    Where all are usual it is the same array, not to be written to.
     """
     events, step = model.context.trace.events, model.context.attribution.step.astype(np.int64)
     place = ["rank", "stream", "name", "number"]
@@ -204,6 +205,8 @@ def with_usual_transfers(model: Model, duration: Floats) -> Floats:
         )
         .filter(pl.col("steps") >= _ENOUGH_STEPS, pl.col("duration") > pl.col("most"))
     )
+    if sent.is_empty():
+        return duration
     usual: Floats = duration.copy()
     usual[sent["row"].to_numpy()] = sent["most"].to_numpy() / _ODD_TRANSFER
     return usual
