@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from nsysddp.join.load import load
 from nsysddp.model.intervals import GroupedAxis, Intervals, grouped_union
+from nsysddp.model.trace import whole_groups
 from nsysddp.questions import analyze
 from nsysddp.questions.kernels import medians
 from nsysddp.questions.steps import Selection
@@ -83,9 +84,21 @@ def test_lengths_of_many_bounds_at_once(one: list) -> None:
 @given(SPANS, SPANS)
 def test_lengths_of_many_bounds_by_ascending_start(one: list, bounds: list) -> None:
     a = made(one)
-    for some in (sorted(bounds), sorted(bounds * 3)):
+    for some in (sorted(bounds), sorted(bounds * 3), bounds * 3):  # the last do not ascend
         start, end = (np.array([bound[i] for bound in some], dtype=np.int64) for i in range(2))
         assert a.length_within_each(start, end).tolist() == a.length_within(start, end).tolist()
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 12))
+def test_whole_groups_are_worked_on_together(keys: list[int], most: int) -> None:
+    keys.sort()
+    table = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Int64), "row": range(len(keys))})
+    parts = whole_groups(table, ["key"], most)
+    assert pl.concat(parts).equals(table)
+    seen = [set(part["key"]) for part in parts]
+    assert sum(map(len, seen)) == len(set(keys))  # no group is in two parts
+    largest = max((keys.count(key) for key in keys), default=0)
+    assert all(part.height < most + largest for part in parts if part.height)
 
 
 @given(SPANS, SPANS, st.integers(-25, 25))

@@ -161,9 +161,9 @@ class Intervals:
         """As ``length_within`` for many bounds whose starts ascend, as those of events do.
 
         Each bound meets first the first member that ends after its start, which one sweep finds for all of them; only
-        the few bounds that reach beyond that member have to be looked up.
+        the few bounds that reach beyond that member have to be looked up. Where starts do not ascend, all are.
         """
-        if len(self) >= start.size:
+        if len(self) >= start.size or (start[1:] < start[:-1]).any():
             return self.length_within(start, end)
         bounds = np.diff(np.searchsorted(start, self.end), prepend=0, append=start.size)
         never = end.max()

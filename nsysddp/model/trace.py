@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -43,6 +44,23 @@ def in_parallel(tasks: Iterable[S], work: Callable[[S], T], *, events: int) -> l
         return [work(task) for task in todo]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, todo))
+
+
+def whole_groups(table: pl.DataFrame, by: Sequence[str], most: int) -> list[pl.DataFrame]:
+    """The rows of a table that is ordered by groups, some whole groups at a time: about ``most`` rows, or one group.
+
+    Args:
+        table: its rows, those of a group together.
+        by: integers that tell the groups apart.
+        most: rows.
+    """
+    changes = np.zeros(max(table.height - 1, 0), dtype=bool)
+    for name in by:
+        values = table[name].fill_null(-1).to_numpy()
+        changes |= values[1:] != values[:-1]
+    heads = np.append(0, np.flatnonzero(changes) + 1)
+    cuts = [0, *heads[np.flatnonzero(np.diff(heads // most)) + 1].tolist(), table.height]
+    return [table[first:last] for first, last in pairwise(cuts)]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class Context:
 
         return build(self.trace)
 
+    def let_go_of_graph(self) -> None:
+        """Keep the graph no longer, which takes much memory; whoever asks for it again has it made anew."""
+        vars(self).pop("graph", None)
+
     @cached_property
     def paths(self) -> Result:
         """The critical path over all ranks of the steps asked for (see ``questions.critical_path``)."""

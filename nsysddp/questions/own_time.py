@@ -237,8 +237,8 @@ class _Lines:
         begin, finish = start[line.event], end[line.event]
         gap_start, run_start = np.minimum(line.ahead, begin), np.maximum(line.ahead, begin)
         finish = np.maximum(finish, run_start)  # what ends before the line had got there adds nothing
-        gap = begin - gap_start - _length_within(self.waiting[line.rank], gap_start, begin)
-        run, spun = finish - run_start, _length_within(self.spinning[line.rank], run_start, finish)
+        gap = begin - gap_start - self.waiting[line.rank].length_within_each(gap_start, begin)
+        run, spun = finish - run_start, self.spinning[line.rank].length_within_each(run_start, finish)
         if line.rank in self.lost:
             step = self.attribution.step[line.event]
             computes = (self.trace.events["class"].gather(line.event) == "compute").to_numpy()
@@ -248,13 +248,6 @@ class _Lines:
 
 _AT_A_TIME = 1 << 16
 """Events of a line that are measured together: what is made of them stays near the processor."""
-
-
-def _length_within(some: Intervals, start: Ints, end: Ints) -> Ints:
-    """As ``Intervals.length_within``; starts ascend but where steps that overlap follow each other."""
-    if (start[1:] < start[:-1]).any():
-        return some.length_within(start, end)
-    return some.length_within_each(start, end)
 
 
 class _Small:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ import polars as pl
 from nsysddp.dependencies.graph import LATENCY_NS, Edge, Graph
 from nsysddp.model.intervals import GroupedAxis, Intervals
 from nsysddp.model.result import Result
+from nsysddp.model.trace import whole_groups
 from nsysddp.model.units import NS_PER_MS
 from nsysddp.questions.diagnosis.lateness import OwnTime, Spans, lateness
 
@@ -58,11 +58,7 @@ def steady_paths(paths: Result) -> pl.DataFrame:
 
 def some_at_a_time(pieces: pl.DataFrame) -> list[pl.DataFrame]:
     """The table ``critical_path`` in parts of whole paths, since what is known of each piece takes much memory."""
-    path = pieces["path_rank"].to_numpy(), pieces["step_index"].fill_null(-1).to_numpy()
-    begins = np.append(True, (path[0][1:] != path[0][:-1]) | (path[1][1:] != path[1][:-1]))[: path[0].size]
-    heads = np.flatnonzero(begins)
-    cuts = [0, *heads[np.flatnonzero(np.diff(heads // _PIECES_AT_A_TIME)) + 1].tolist(), pieces.height]
-    return [pieces[first:last] for first, last in pairwise(cuts)]
+    return whole_groups(pieces, ["path_rank", "step_index"], _PIECES_AT_A_TIME)
 
 
 _PIECES_AT_A_TIME = 1 << 18

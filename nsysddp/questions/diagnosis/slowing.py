@@ -16,12 +16,12 @@ Kernels whose shares hardly differ say nothing and are charged like those that d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from nsysddp.model.trace import whole_groups
 from nsysddp.questions.contention import MIN_SAMPLES, MIXED_RATIO, slowdowns
 from nsysddp.questions.contention.executions import executions
 
@@ -113,7 +113,7 @@ def losses(context: Context) -> dict[int, Loss]:
     takes no part.
     """
     kernels = executions(context).select("rank", "duration_ns", "beside_ns", "same")
-    groups = pl.concat(map(_sums, _some_ranks(kernels)))
+    groups = pl.concat(map(_sums, whole_groups(kernels, ["rank"], _AT_A_TIME)))
     beside = groups.select("rank", "same", "beside_ns")
     kernels = kernels.filter(pl.col("same").is_in(_comparable(groups).implode()))
     found = pl.concat(map(compared, _together(kernels)))
@@ -154,14 +154,6 @@ def _comparable(groups: pl.DataFrame) -> pl.Series:
 
 _AT_A_TIME = 1 << 18
 """Executions that are compared together: what is known of each takes ten times their memory."""
-
-
-def _some_ranks(kernels: pl.DataFrame) -> list[pl.DataFrame]:
-    """The executions of some whole ranks at a time."""
-    rank = kernels["rank"].to_numpy()
-    heads = np.flatnonzero(rank[1:] != rank[:-1]) + 1
-    cuts = [0, *heads[np.flatnonzero(np.diff(heads // _AT_A_TIME, prepend=0))].tolist(), rank.size]
-    return [kernels[first:last] for first, last in pairwise(cuts)]
 
 
 def _together(kernels: pl.DataFrame) -> Iterator[pl.DataFrame]:

@@ -70,7 +70,7 @@ def _small(context: Context, ask: Ask) -> Model:
     """What predictions start from, without the binding edges: while the scenarios run nobody asks for them."""
     model = Model.of(context, ask)
     _ = context.buckets  # the last to follow those edges, made while they are there
-    vars(context).pop("graph", None)
+    context.let_go_of_graph()
     pools.hand_back()
     return replace(model, graph=model.graph.without_edges())
 
